@@ -1,0 +1,1 @@
+"""Private activation sharing for federated learning."""

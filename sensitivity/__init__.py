@@ -1,0 +1,1 @@
+"""Certified p→q sensitivity (Lipschitz) bounds of torch modules."""
