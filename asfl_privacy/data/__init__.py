@@ -1,1 +1,15 @@
-"""Room: data."""
+"""Data sets and how their records are spread over clients."""
+
+from asfl_privacy.data.dataset import Dataset, make_dataset
+from asfl_privacy.data.partition import PartitionScheme, parse_partition, partition_records
+from asfl_privacy.data.sources import import_object, load_dataset
+
+__all__ = [
+    "Dataset",
+    "PartitionScheme",
+    "import_object",
+    "load_dataset",
+    "make_dataset",
+    "parse_partition",
+    "partition_records",
+]

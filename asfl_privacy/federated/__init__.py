@@ -1,1 +1,25 @@
-"""Room: federated."""
+"""Federated methods: explicit state, phases, activation sharing, the tail round, and what crosses the network."""
+
+from asfl_privacy.federated.federation import Client, Federation, build_federation, sample_cohort
+from asfl_privacy.federated.methods import METHODS, Method
+from asfl_privacy.federated.phases import Collected, Delivery, Payload, State, Update
+from asfl_privacy.federated.settings import Privacy, TrainingSettings
+from asfl_privacy.federated.traffic import Traffic, count_traffic
+
+__all__ = [
+    "METHODS",
+    "Client",
+    "Collected",
+    "Delivery",
+    "Federation",
+    "Method",
+    "Payload",
+    "Privacy",
+    "State",
+    "Traffic",
+    "TrainingSettings",
+    "Update",
+    "build_federation",
+    "count_traffic",
+    "sample_cohort",
+]

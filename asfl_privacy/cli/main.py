@@ -1,0 +1,62 @@
+"""Entry point: every refusal becomes one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from asfl_privacy.cli.bound import bound
+from asfl_privacy.cli.budget import account, calibrate
+from asfl_privacy.cli.flags import config_flags, spread_lists
+from asfl_privacy.cli.training import sweep, train
+from asfl_privacy.sweep import SweepStoppedError
+
+GOOD, CHECK_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="asfl-privacy",
+    help="Private activation sharing for federated learning: bounds, noise, accounts, and privacy–utility tables.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("sweep")(config_flags(sweep))
+app.command("train")(config_flags(train))
+app.command("calibrate")(calibrate)
+app.command("account")(account)
+app.command("bound")(bound)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code: 0 good, 1 a check or a run failed, 2 bad input, 130 interrupted.
+
+    Args:
+        argv: Arguments without the program's name; default `sys.argv[1:]`.
+
+    Raises:
+        SystemExit: Always.
+    """
+    arguments = spread_lists(sys.argv[1:] if argv is None else argv)
+    try:
+        result = typer.main.get_command(app).main(args=arguments, prog_name=app.info.name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)  # noqa: T201
+        sys.exit(BAD_INPUT)
+    except click.ClickException as error:
+        _leave(error.format_message(), BAD_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        _leave("interrupted", INTERRUPTED)
+    except SweepStoppedError as error:
+        _leave(f"interrupted: {error}; go on with the same command and --resume", INTERRUPTED)
+    except (ValueError, OSError) as error:
+        _leave(str(error), BAD_INPUT)
+    sys.exit(result if isinstance(result, int) else GOOD)
+
+
+def _leave(message: str, code: int) -> None:
+    print(f"asfl-privacy: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)

@@ -1,0 +1,214 @@
+"""`sweep` and `train`."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from asfl_privacy.cells import make_cells
+from asfl_privacy.config import SweepConfig
+from asfl_privacy.data import load_dataset
+from asfl_privacy.reporting import Row, display_table, gather_cells
+from asfl_privacy.run import check_writable, execute_run, prepare_run
+from asfl_privacy.sweep import Progress, prepare_sweep, run_sweep
+
+PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
+
+
+def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume: bool, as_json: bool) -> int:
+    """Train every cell of a grid and write the privacy–utility table, curve and statement.
+
+    Flags that show several values in their default, and epsilon, total-epsilon, delta, radius, norm, placement and
+    exchange-layer, take lists: --epsilon 1 4 16. Examples:
+
+    asfl-privacy sweep --mech gaussian
+
+    asfl-privacy sweep --mech laplace --epsilon 1 4 16 --placement input --noise once --seeds 5
+    """
+    console = Console(stderr=as_json, soft_wrap=True)
+    started = time.monotonic()
+    runs = prepare_sweep(config)
+    folder = out if out is not None else _default_folder(config, resume=resume)
+    processes = workers if workers is not None else len(os.sched_getaffinity(0))
+    for note in dict.fromkeys(note for run in runs for note in run.notes):
+        console.print(note, highlight=False, style="dim")
+    console.print(f"{len(runs)} runs on {min(processes, len(runs))} workers, kept in {folder}", highlight=False)
+    with _Shown(console, total=len(runs)) as shown:
+        rows = run_sweep(
+            config,
+            runs,
+            out=folder,
+            workers=processes,
+            resume=resume,
+            run_info=_run_info(config),
+            on_progress=shown.advance,
+        )
+    if as_json:
+        print(json.dumps(rows))  # noqa: T201
+    else:
+        console.print(_table(rows))
+        console.print(f"{time.monotonic() - started:.0f} s; report: {folder / 'report.html'}", highlight=False)
+    return 0 if all(row["status"] == "ok" for row in rows) else 1
+
+
+def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
+    """Train one run and write its folder: config.toml, metrics.csv, ledger.json, statement.md, checkpoint.npz.
+
+    Takes the flags of sweep with one value each. Without noise: --mech none. Examples:
+
+    asfl-privacy train --mech gaussian --epsilon 4 --seeds 1
+
+    asfl-privacy train --method fedavg --mech none
+    """
+    wanted = _single_run(config)
+    mech = "none" if wanted.method == ("fedavg",) else wanted.mech[0]
+    cells = [cell for cell in make_cells(wanted) if (cell.method, cell.mech) == (wanted.method[0], mech)]
+    if len(cells) != 1:
+        raise ValueError(
+            f"train runs one cell but the flags give {len(cells)}; give one --epsilon or --total-epsilon, one --delta at "
+            "most, or --mech none"
+        )
+    data = load_dataset(wanted.data, root=Path(wanted.data_root))
+    run = prepare_run(wanted, cells[0], data=data)
+    folder = out if out is not None else _unused(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}")
+    check_writable(folder)
+    console = Console(stderr=as_json, soft_wrap=True)
+    for note in run.notes:
+        console.print(note, highlight=False, style="dim")
+    torch.set_num_threads(1)
+    outcome = execute_run(wanted, run, data=data, folder=folder)
+    if as_json:
+        print(json.dumps(outcome.row))  # noqa: T201
+    else:
+        console.print(_line(outcome.row, run.cell.label), highlight=False)
+        for warning in outcome.warnings:
+            console.print(f"warning: {warning}", highlight=False, style="yellow")
+        console.print(f"run folder: {folder}", highlight=False)
+    return 0
+
+
+class _Shown:
+    """Progress as a live bar on a terminal, as one plain line a run elsewhere."""
+
+    def __init__(self, console: Console, *, total: int) -> None:
+        self._console = console
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("runs", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def advance(self, progress: Progress) -> None:
+        """Show that a run has ended."""
+        self._bar.update(self._task, completed=progress.done)
+        left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s left"
+        line = f"[{progress.done}/{progress.total}] {_line(progress.row, progress.label)}"
+        self._console.print(line + ("" if self._console.is_terminal else left), highlight=False, markup=False)
+
+
+def _line(row: Row, label: str) -> str:
+    """A run in one line."""
+    if row["status"] != "ok":
+        return f"{label} seed {row['seed']}: {row['status']}"
+    total = row["epsilon_total"]
+    spent = "" if total is None else f", total ε {total:.4g} at δ {row['delta_total']:g}"
+    return f"{label} seed {row['seed']}: accuracy {100 * float(row['accuracy'] or 0):.1f} %{spent} ({row['seconds']:.0f} s)"
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """The report's table, for a terminal."""
+    shown = display_table(gather_cells(rows))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(shown.headings):
+        table.add_column(heading, justify="left" if number == 0 else "right")
+    for line in shown.lines:
+        table.add_row(*line)
+    return table
+
+
+def _single_run(config: SweepConfig) -> SweepConfig:
+    """The configuration with one value a field, or a line that names the first field with several."""
+    for name, value in config.model_dump().items():
+        if isinstance(value, tuple) and len(value) > 1:
+            raise ValueError(f"{name} {', '.join(map(str, value))}: train runs one cell; give one value, or use sweep")
+    if "seeds" in config.model_fields_set and config.seeds != 1:
+        raise ValueError(f"seeds {config.seeds}: train runs one seed; leave seeds out and name it with --seed, or use sweep")
+    return config.model_copy(update={"seeds": 1})
+
+
+def _default_folder(config: SweepConfig, *, resume: bool) -> Path:
+    """reports/<slug>, numbered from the second sweep on; with `resume` the newest one there is."""
+    base = Path("reports") / f"{'-'.join(config.mech)}-{config.data.replace(':', '-')}"
+    if not resume:
+        return _unused(base)
+    existing = [path for path in (base, *(_numbered(base, n) for n in range(2, 10_000))) if path.exists()]
+    if not existing:
+        raise ValueError(f"resume: there is no {base} to go on with; name the folder with --out, or leave --resume out")
+    return existing[-1]
+
+
+def _unused(base: Path) -> Path:
+    return next(path for path in (base, *(_numbered(base, n) for n in range(2, 10_000))) if not path.exists())
+
+
+def _numbered(base: Path, number: int) -> Path:
+    return base.with_name(f"{base.name}-{number}")
+
+
+def _run_info(config: SweepConfig) -> dict[str, object]:
+    """What made the rows."""
+    return {
+        "command": shlex.join(["asfl-privacy", *sys.argv[1:]]),
+        "commit": _commit(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": config.model_dump(mode="json"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in PACKAGES},
+        },
+        "title": f"Privacy and utility: {', '.join(config.mech)} noise on {config.data}",
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this package runs from, `+` where files have changed; None outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed.strip() else "")

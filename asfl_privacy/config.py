@@ -1,0 +1,255 @@
+"""Configuration: every field of a sweep or a run, its default, its rule, and its flag of the same name."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from asfl_privacy.data import parse_partition
+from asfl_privacy.federated import METHODS
+
+T = TypeVar("T")
+
+
+def _as_sequence(value: object) -> object:
+    """A single value stands for a list of one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+Grid = Annotated[tuple[T, ...], BeforeValidator(_as_sequence)]
+"""A field that a sweep takes every value of."""
+
+MECHANISMS = ("gaussian", "laplace", "none")
+NORMS: Mapping[str, float] = {"1": 1.0, "2": 2.0, "inf": math.inf}
+
+
+def _grid(default: Sequence[object], description: str, metavar: str) -> Any:  # noqa: ANN401 - pydantic's own type
+    return Field(default=tuple(default), description=description, json_schema_extra={"metavar": metavar})
+
+
+def _one(default: object, description: str, metavar: str) -> Any:  # noqa: ANN401 - pydantic's own type
+    return Field(default=default, description=description, json_schema_extra={"metavar": metavar})
+
+
+class SweepConfig(BaseModel):
+    """A grid of runs; fields that hold several values are crossed, a run holds one of each.
+
+    Unknown keys are errors. Every field is also the flag of the same name, with hyphens for underscores.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    mech: Grid[str] = _grid(["gaussian"], "Mechanism of the release.", "gaussian|laplace|none")
+    data: str = _one("digits", "Data set, or your own.", "digits|fashion-mnist|module:name")
+    model: str = _one("small-cnn", "Network, or your own.", "small-cnn|lenet|module:factory")
+    method: Grid[str] = _grid(["asfl"], "Method; references are added beside it.", "|".join(METHODS))
+    epsilon: Grid[float] = _grid([], "ε of one release at radius R. Default: a grid by mechanism.", "E…")
+    total_epsilon: Grid[float] = _grid([], "ε of the whole run at radius R, instead of --epsilon.", "E…")
+    delta: Grid[float] = _grid([], "δ of the Gaussian mechanism. Default: 1e-5 and a ladder.", "D…")
+    radius: Grid[str | float] = _grid([1.0], "Distance in pixel units within which records look alike.", "R|any")
+    norm: Grid[str] = _grid([], "Norm p of that distance. Default: 2 for gaussian, 1 for laplace.", "1|2|inf")
+    clip: float | None = _one(None, "Clip what is noised to this norm, record by record.", "C")
+    placement: Grid[str] = _grid(["auto"], "Where the noise sits.", "auto|input|after:NAME|exchange")
+    noise: Literal["fresh", "once"] = _one("fresh", "A new draw a release, or one a record for good.", "fresh|once")
+    own: Literal["clean", "released"] = _one("clean", "Own activations in the tail round.", "clean|released")
+    exchange_layer: Grid[str] = _grid(["auto"], "Block after which activations leave.", "auto|NAME")
+    partition: str = _one("dirichlet:0.1", "How records are spread over clients.", "iid|dirichlet:A|shards:K")
+    clients: int = _one(20, "Number of clients.", "N")
+    cohort: int = _one(10, "Clients sampled each round.", "M")
+    rounds: int = _one(30, "Number of rounds.", "T")
+    tail_steps: int = _one(10, "Steps of the tail round, τ'.", "τ'")
+    full_steps: int = _one(10, "Full local steps, τ. FedAvg takes τ' + τ.", "τ")
+    batch_size: int = _one(32, "Records a step.", "B")
+    lr: float = _one(0.1, "Learning rate of plain SGD.", "LR")
+    evaluate_every: int = _one(2, "Rounds between evaluations.", "K")
+    last_evaluations: int = _one(5, "Final evaluations that the accuracy is the mean of.", "K")
+    seeds: int = _one(3, "Number of seeds, counted from --seed on.", "N")
+    seed: int = _one(0, "First seed.", "S")
+    data_root: str = _one("data", "Folder of downloaded data sets.", "DIR")
+    device: Literal["auto", "cpu", "cuda", "mps"] = _one("cpu", "Where training runs.", "auto|cpu|cuda|mps")
+    executor: Literal["auto", "serial"] = _one("auto", "How a run is executed.", "auto|serial")
+
+    @field_validator("mech")
+    @classmethod
+    def _known_mechanism(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_of(value, MECHANISMS)
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_of(value, tuple(METHODS))
+
+    @field_validator("norm")
+    @classmethod
+    def _known_norm(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_of(value, tuple(NORMS), may_be_empty=True)
+
+    @field_validator("norm", "radius", "exchange_layer", "placement", mode="before")
+    @classmethod
+    def _text_of_numbers(cls, value: object) -> object:
+        values = _as_sequence(value)
+        assert isinstance(values, list | tuple)
+        return tuple(f"{v:g}" if isinstance(v, int | float) and not isinstance(v, bool) else v for v in values)
+
+    @field_validator("radius")
+    @classmethod
+    def _radius_above_zero(cls, value: tuple[str | float, ...]) -> tuple[str | float, ...]:
+        checked: list[str | float] = []
+        for radius in _not_empty(value):
+            if radius == "any":
+                checked.append("any")
+                continue
+            try:
+                number = float(radius)
+            except ValueError:
+                number = math.nan
+            if not (math.isfinite(number) and number > 0):
+                raise ValueError(f"{radius} must be a finite number above 0, or any; give for example 1.0")
+            checked.append(number)
+        return tuple(checked)
+
+    @field_validator("epsilon", "total_epsilon")
+    @classmethod
+    def _epsilon_above_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        for epsilon in value:
+            if not (math.isfinite(epsilon) and epsilon > 0):
+                raise ValueError(f"{epsilon:g} must be a finite number above 0; give for example 4")
+        return value
+
+    @field_validator("delta")
+    @classmethod
+    def _delta_inside(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        for delta in value:
+            if not 0 < delta < 1:
+                raise ValueError(f"{delta:g} must lie strictly between 0 and 1; give for example 1e-5")
+        return value
+
+    @field_validator("placement")
+    @classmethod
+    def _placement_form(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for placement in _not_empty(value):
+            if placement not in ("auto", "input", "exchange") and not (
+                placement.startswith("after:") and placement != "after:"
+            ):
+                raise ValueError(f"{placement!r} is unknown; use auto, input, after:NAME or exchange")
+        return value
+
+    @field_validator("exchange_layer")
+    @classmethod
+    def _some_exchange_layer(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_not_empty(value))
+
+    @field_validator("clip", "lr")
+    @classmethod
+    def _above_zero(cls, value: float | None) -> float | None:
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{value:g} must be a finite number above 0; give for example 0.1")
+        return value
+
+    @field_validator("partition")
+    @classmethod
+    def _partition_form(cls, value: str) -> str:
+        parse_partition(value)
+        return value
+
+    @field_validator("clients", "cohort", "rounds", "batch_size", "evaluate_every", "last_evaluations", "seeds")
+    @classmethod
+    def _at_least_one(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError(f"{value} must be a whole number from 1 on; give for example 3")
+        return value
+
+    @field_validator("tail_steps", "full_steps", "seed")
+    @classmethod
+    def _at_least_zero(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError(f"{value} must be a whole number from 0 on; give for example 0")
+        return value
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.cohort > self.clients:
+            raise ValueError(
+                f"cohort {self.cohort} must lie in 1 to {self.clients}, the number of clients; sample fewer or add clients"
+            )
+        if self.tail_steps + self.full_steps == 0:
+            raise ValueError("tail_steps 0 and full_steps 0 train nothing; give one of them a step")
+        if "any" in self.radius and self.clip is None:
+            raise ValueError("radius any needs a clip, as two records may differ without limit; add clip, e.g. 4.0")
+        if self.noise == "once" and any(placement not in ("auto", "input") for placement in self.placement):
+            raise ValueError(
+                f"noise once with placement {', '.join(self.placement)}: a record's noise can be kept only at the input, as "
+                "the head changes every round; use placement input"
+            )
+        if self.delta and "gaussian" not in self.mech:
+            raise ValueError(
+                f"delta {', '.join(f'{d:g}' for d in self.delta)} has no effect: the Laplace mechanism has δ = 0; leave it out"
+            )
+        return self
+
+
+def load_config(path: Path | None, *, overrides: Mapping[str, object]) -> SweepConfig:
+    """Read a TOML file, put the flags over it, and check everything.
+
+    Args:
+        path: TOML file with the fields of `SweepConfig`, or None.
+        overrides: Fields given as flags; they win over the file.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ValueError: An unreadable file, unknown keys, or values that break a rule: one line that names the first.
+
+    Example:
+        >>> load_config(None, overrides={"epsilon": ["4", "16"]}).epsilon
+        (4.0, 16.0)
+    """
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"config {path}: {_one_line(error)}; give a readable TOML file") from None
+    try:
+        return SweepConfig.model_validate({**values, **overrides})
+    except ValidationError as error:
+        raise ValueError(_first_error(error)) from None
+
+
+def _first_error(error: ValidationError) -> str:
+    """The first thing pydantic found, as one line: field, value, rule, fix."""
+    first = error.errors()[0]
+    location = first["loc"][0] if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        return f"config key {location!r} is unknown; the valid keys are {', '.join(SweepConfig.model_fields)}"
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        return f"{location} {message}" if location and not message.startswith(str(location)) else message
+    field = SweepConfig.model_fields.get(str(location))
+    extra = field.json_schema_extra if field is not None else None
+    form = extra.get("metavar", "") if isinstance(extra, dict) else ""
+    rule = first["msg"][:1].lower() + first["msg"][1:]
+    return f"{location} {first['input']!r}: {rule}; give {form}"
+
+
+def _each_of(values: tuple[str, ...], known: tuple[str, ...], *, may_be_empty: bool = False) -> tuple[str, ...]:
+    for value in values if may_be_empty else _not_empty(values):
+        if value not in known:
+            raise ValueError(f"{value!r} is unknown; use {', '.join(known)}")
+    return values
+
+
+def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
+    if not values:
+        raise ValueError("list is empty; give at least one value")
+    return values
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,148 @@
+"""The federation: each client's records, the network they train, and the settings of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asfl_privacy.data import Dataset, parse_partition, partition_records
+from asfl_privacy.federated.settings import Privacy, TrainingSettings
+from asfl_privacy.federated.streams import SERVER, numpy_stream, torch_seed
+from asfl_privacy.federated.weights import Weights, load_weights, read_weights
+from asfl_privacy.models import Split, build_model, split_model
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client's records.
+
+    Attributes:
+        number: 0 … N − 1.
+        records: Indices of its records in the data set, by which the ledger counts, shape (n,).
+        inputs: Shape (n, *input_shape), raw pixel units.
+        labels: Shape (n,).
+    """
+
+    number: int
+    records: NDArray[np.int64]
+    inputs: Tensor
+    labels: Tensor
+
+    @property
+    def num_records(self) -> int:
+        """Number of records the client holds."""
+        return int(self.records.shape[0])
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same over a run.
+
+    Attributes:
+        data: The data set; test records are evaluated by the server.
+        clients: The clients, by number.
+        settings: Sizes and rates.
+        privacy: How releases are made private, or None for clean activations.
+        model: Scratch network: phases load weights into it before they compute and rely on nothing left in it.
+        split: Head and tail of `model`.
+        frozen: Modules that the model's factory put in evaluation mode; they stay in it.
+        initial_weights: Weights that round 0 starts from.
+        device: Where training runs.
+    """
+
+    data: Dataset
+    clients: tuple[Client, ...]
+    settings: TrainingSettings
+    privacy: Privacy | None
+    model: nn.Sequential
+    split: Split
+    frozen: tuple[nn.Module, ...]
+    initial_weights: Weights
+    device: torch.device
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one record."""
+        return self.data.input_shape
+
+    def load(self, weights: Weights, *, training: bool) -> None:
+        """Copy weights into the scratch network and set its mode."""
+        load_weights(self.model, weights)
+        self.model.train(training)
+        self.split.head.train(training)
+        self.split.tail.train(training)
+        for module in self.frozen:
+            module.training = False
+
+
+def build_federation(
+    data: Dataset,
+    *,
+    model_name: str,
+    partition: str,
+    settings: TrainingSettings,
+    privacy: Privacy | None,
+    device: torch.device | str = "cpu",
+) -> Federation:
+    """Spread the records over the clients and build the network, all from the settings' seed.
+
+    Args:
+        data: The data set.
+        model_name: As `asfl_privacy.models.build_model` takes it.
+        partition: As `asfl_privacy.data.parse_partition` takes it.
+        settings: Sizes and rates.
+        privacy: How releases are made private, or None.
+        device: Where training runs.
+
+    Returns:
+        The federation.
+
+    Raises:
+        ValueError: A cohort larger than the clients, or whatever the data, partition, model or split refuse.
+    """
+    if not 1 <= settings.cohort <= settings.clients:
+        raise ValueError(
+            f"cohort {settings.cohort} must lie in 1 to {settings.clients}, the number of clients; "
+            "sample fewer or add clients"
+        )
+    shares = partition_records(
+        data.train_labels.numpy(),
+        num_clients=settings.clients,
+        scheme=parse_partition(partition),
+        rng=numpy_stream(settings.seed, round=-1, client=SERVER, purpose="partition"),
+    )
+    target = torch.device(device)
+    clients = tuple(
+        Client(
+            number=number,
+            records=share,
+            inputs=data.train_inputs[torch.from_numpy(share)].to(target),
+            labels=data.train_labels[torch.from_numpy(share)].to(target),
+        )
+        for number, share in enumerate(shares)
+    )
+    model = build_model(
+        model_name, data=data, seed=torch_seed(settings.seed, round=-1, client=SERVER, purpose="weights")
+    ).to(target)
+    return Federation(
+        data=data,
+        clients=clients,
+        settings=settings,
+        privacy=privacy,
+        model=model,
+        split=split_model(model, settings.exchange_layer),
+        frozen=tuple(module for module in model.modules() if not module.training),
+        initial_weights=read_weights(model),
+        device=target,
+    )
+
+
+def sample_cohort(federation: Federation, *, round: int) -> tuple[int, ...]:
+    """The clients of a round, drawn without replacement, in ascending order."""
+    settings = federation.settings
+    rng = numpy_stream(settings.seed, round=round, client=SERVER, purpose="cohort")
+    return tuple(sorted(int(c) for c in rng.choice(settings.clients, size=settings.cohort, replace=False)))

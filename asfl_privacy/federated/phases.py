@@ -1,0 +1,133 @@
+"""What every method is: explicit state and five phases that executors run in order.
+
+    prepare → collect (a client) → route → train (a client) → aggregate
+
+Phases take state and return state; none keeps anything between calls, so resume, replay and test are the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asfl_privacy.federated.federation import Federation
+from asfl_privacy.federated.steps import Pool
+from asfl_privacy.federated.weights import Weights, average_weights
+from asfl_privacy.mechanisms import ReleasePlan
+
+ClientState = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run carries from one round to the next.
+
+    Attributes:
+        weights: The global network's.
+        clients: What single clients keep, by number; absent for clients that keep nothing.
+    """
+
+    weights: Weights
+    clients: Mapping[int, ClientState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one client sends its partner.
+
+    Attributes:
+        sender: Client number.
+        activations: Released outputs of the head, shape (n, …).
+        labels: Their labels in the clear, smallest unsigned type, shape (n,).
+        records: Which records they come from, for the sender's ledger; never sent, shape (n,).
+    """
+
+    sender: int
+    activations: Tensor
+    labels: Tensor
+    records: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A client's outcome of the collect phase.
+
+    Attributes:
+        payload: What may leave, or None where the method shares nothing.
+        own: The client's own activations and labels for its tail round; they stay with it.
+        client_state: What the client keeps from now on.
+    """
+
+    payload: Payload | None = None
+    own: Pool | None = None
+    client_state: ClientState = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One payload on its way."""
+
+    payload: Payload
+    receiver: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client's outcome of the train phase.
+
+    Attributes:
+        weights: Its network after local steps.
+        num_records: n_i, its weight in the average.
+        drawn: Records drawn in all its steps.
+        drawn_remote: How many of them came from another client.
+    """
+
+    weights: Weights
+    num_records: int
+    drawn: int
+    drawn_remote: int
+
+
+class Method(Protocol):
+    """A federated method; executors run its phases."""
+
+    @property
+    def name(self) -> str:
+        """What rows and flags call it."""
+        ...
+
+    def prepare(self, state: State, *, federation: Federation, round: int) -> ReleasePlan | None:
+        """Certificate and noise of the head as it is now; None where nothing private is released."""
+        ...
+
+    def collect(
+        self, state: State, client: int, *, federation: Federation, plan: ReleasePlan | None, round: int
+    ) -> Collected:
+        """One client's activations under the round's global head."""
+        ...
+
+    def route(self, payloads: Mapping[int, Payload], *, federation: Federation, round: int) -> tuple[Delivery, ...]:
+        """Who receives what."""
+        ...
+
+    def train(
+        self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None, round: int
+    ) -> Update:
+        """One client's local steps."""
+        ...
+
+    def aggregate(self, state: State, updates: Mapping[int, Update]) -> State:
+        """The next round's state."""
+        ...
+
+
+def fedavg_aggregate(state: State, updates: Mapping[int, Update]) -> State:
+    """FedAvg's mean over the round's clients, in client order."""
+    ordered = [updates[client] for client in sorted(updates)]
+    weights = average_weights([u.weights for u in ordered], num_records=[u.num_records for u in ordered])
+    return State(weights=weights, clients=state.clients)

@@ -1,0 +1,72 @@
+"""Local steps: plain SGD on mini-batches, on the whole network or on the tail alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What mini-batches are drawn from: inputs (or activations) and labels, remote records last.
+
+    Attributes:
+        inputs: Shape (n, …).
+        labels: Shape (n,).
+        num_own: How many of the n, the first ones, are the client's own.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    num_own: int
+
+
+def draw_batch(num_records: int, *, batch_size: int, rng: np.random.Generator) -> Tensor:
+    """Indices of one mini-batch: uniform without replacement, the whole pool where it is smaller than a batch."""
+    return torch.from_numpy(rng.choice(num_records, size=min(batch_size, num_records), replace=False))
+
+
+def run_steps(
+    network: nn.Module, pool: Pool, *, num_steps: int, batch_size: int, lr: float, rng: np.random.Generator
+) -> int:
+    """Take SGD steps on the cross-entropy of mini-batches drawn anew each step.
+
+    Args:
+        network: What is trained, in place; only its own parameters move.
+        pool: What is drawn from.
+        num_steps: Number of steps; 0 leaves the network as it was.
+        batch_size: Records a step.
+        lr: Learning rate.
+        rng: Source of the mini-batches.
+
+    Returns:
+        How many of the records drawn were remote.
+    """
+    if num_steps == 0:
+        return 0
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+    num_remote = 0
+    for _ in range(num_steps):
+        batch = draw_batch(len(pool.labels), batch_size=batch_size, rng=rng)
+        num_remote += int((batch >= pool.num_own).sum())
+        batch = batch.to(pool.labels.device)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(network(pool.inputs[batch]), pool.labels[batch])
+        loss.backward()
+        optimizer.step()
+    return num_remote
+
+
+@torch.no_grad()
+def evaluate(network: nn.Module, *, inputs: Tensor, labels: Tensor, batch_size: int = 1024) -> tuple[float, float]:
+    """Accuracy (0–1) and mean cross-entropy over records; the network must be in evaluation mode."""
+    correct, loss = 0, 0.0
+    for batch_inputs, batch_labels in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
+        logits = network(batch_inputs)
+        correct += int((logits.argmax(1) == batch_labels).sum())
+        loss += float(F.cross_entropy(logits, batch_labels, reduction="sum"))
+    return correct / len(labels), loss / len(labels)

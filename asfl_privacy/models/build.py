@@ -1,0 +1,104 @@
+"""Build a network by name, with seeded weights, and check that it fits the data."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from asfl_privacy.data import Dataset, import_object
+from asfl_privacy.models.nets import NETS
+
+
+def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
+    """Make the network `name` for a data set.
+
+    Args:
+        name: `small-cnn`, `lenet`, or `module:factory` for your own: a function that takes the keywords input_shape and
+            num_classes and returns an `nn.Sequential` whose children are the named blocks. Naming a module runs its
+            code. Its inputs are in raw pixel units; normalisation belongs inside, as the first block.
+        data: What it must fit.
+        seed: Seed of the initial weights; torch's global generator is left as it was.
+
+    Returns:
+        The network in training mode, except for modules that the factory put in evaluation mode.
+
+    Raises:
+        ValueError: An unknown name, a factory that fails, blocks that are missing, or a network that does not turn a
+            batch of the data's records into finite logits of shape (batch, num_classes).
+
+    Example:
+        >>> from pathlib import Path
+        >>> from asfl_privacy.data import load_dataset
+        >>> net = build_model("small-cnn", data=load_dataset("digits", root=Path("data")), seed=0)
+        >>> [block for block, _ in net.named_children()]
+        ['normalize', 'conv1', 'conv2', 'fc1', 'classifier']
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name in NETS:
+            model: object = NETS[name](
+                input_shape=data.input_shape, num_classes=data.num_classes, mean=data.mean, std=data.std
+            )
+        elif ":" in name:
+            factory = import_object(name, what="model")
+            if not callable(factory):
+                raise ValueError(f"model {name!r} is a {type(factory).__name__}; it must be a function")
+            try:
+                model = factory(input_shape=data.input_shape, num_classes=data.num_classes)
+            except Exception as error:  # the user's factory may fail in any way; the line says how
+                raise ValueError(
+                    f"model {name!r}: the factory failed ({type(error).__name__}: {_first_line(error)}); it is called "
+                    "with input_shape and num_classes"
+                ) from error
+        else:
+            raise ValueError(
+                f"model {name!r} is unknown; use one of {', '.join(sorted(NETS))}, or your own as module:factory"
+            )
+        return _checked(model, name=name, data=data)
+
+
+def block_names(model: nn.Sequential) -> tuple[str, ...]:
+    """Names of the blocks from input to output."""
+    return tuple(name for name, _ in model.named_children())
+
+
+def _checked(model: object, *, name: str, data: Dataset) -> nn.Sequential:
+    """The network, once it is a sequence of blocks that maps a batch of the data to finite logits."""
+    if type(model) is not nn.Sequential or len(model) < 2:
+        raise ValueError(
+            f"model {name!r} gives a {type(model).__name__}; it must be an nn.Sequential of at least two named blocks, "
+            "so that it can be split between them"
+        )
+    modes = {module: module.training for module in model.modules()}
+    batch = data.train_inputs[:2]
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(batch)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"model {name!r} does not fit data {data.name}: a batch of shape {tuple(batch.shape)} fails with "
+            f"{_first_line(error)}; change the model or the data"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    expected = (batch.shape[0], data.num_classes)
+    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != expected:
+        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ValueError(
+            f"model {name!r} does not fit data {data.name}: it gives {shape} where logits of shape {expected} are due; "
+            "end it with one output a class"
+        )
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError(f"model {name!r} gives logits that are not finite on data {data.name}; check its initial weights")
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"model {name!r}: parameter {parameter_name} is {parameter.dtype}; parameters must be float32, call .float()"
+            )
+    return model
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

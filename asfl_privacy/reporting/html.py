@@ -1,0 +1,26 @@
+"""report.html: one file that needs no network."""
+
+from markupsafe import Markup
+
+from asfl_privacy.reporting.figures import curve_inline_svg
+from asfl_privacy.reporting.page import Page
+from asfl_privacy.reporting.prose import to_html
+from asfl_privacy.reporting.template import load_template
+
+
+def html_page(page: Page) -> str:
+    """The report as one HTML file: style and figure inside, light and dark, readable on a phone.
+
+    Args:
+        page: From `build_page`.
+
+    Guarantee:
+        The page loads nothing: no script, no outside address; its content security policy forbids them. All text is
+        escaped; of the statement, only what `to_html` reads becomes markup.
+    """
+    return load_template("report.html").render(
+        page=page,
+        statement=to_html(page.statement, top=3),
+        wide=Markup(curve_inline_svg(page.curve, stacked=False)),
+        stacked=Markup(curve_inline_svg(page.curve, stacked=True)),
+    )

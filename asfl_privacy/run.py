@@ -1,0 +1,366 @@
+"""One run: a cell of the grid from configuration to row and run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import tomli_w
+import torch
+
+from asfl_privacy.accounting import Ledger, StatementFacts, calibrate, statement, warnings_of
+from asfl_privacy.cells import Cell
+from asfl_privacy.config import SweepConfig
+from asfl_privacy.data import Dataset
+from asfl_privacy.execution import RunResult, run_serially
+from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
+from asfl_privacy.mechanisms import choose_placement, make_mechanism, plan_release
+from asfl_privacy.reporting import Row, complete_row
+
+ROW_FILE, CONFIG_FILE, LEDGER_FILE = "row.json", "config.toml", "ledger.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A cell made ready: everything that `auto` stood for is decided.
+
+    Attributes:
+        cell: Exchange layer and placement by name.
+        privacy: How releases are made private, or None.
+        notes: What was decided, and why, one line each.
+    """
+
+    cell: Cell
+    privacy: Privacy | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished run.
+
+    Attributes:
+        row: Its line of rows.csv.
+        statement: What it promises, Markdown; empty without noise.
+        warnings: What a reader must be told.
+    """
+
+    row: Row
+    statement: str
+    warnings: tuple[str, ...]
+
+
+def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
+    """Decide what `auto` stands for and check that the cell can run, from initial weights and public constants alone.
+
+    Args:
+        config: The configuration.
+        cell: One of its cells; its seed gives the initial weights that `auto` looks at.
+        data: The data set.
+
+    Returns:
+        The run.
+
+    Raises:
+        ValueError: Whatever the data, model, split, placement, certificate or calibration refuse.
+    """
+    notes: list[str] = []
+    federation = build_federation(
+        data, model_name=config.model, partition=config.partition, settings=_settings(config, cell), privacy=None
+    )
+    if cell.exchange_layer is not None:
+        split = federation.split
+        if cell.exchange_layer == "auto":
+            notes.append(f"exchange layer {split.exchange_layer}: {split.reason}")
+        cell = replace(cell, exchange_layer=split.exchange_layer)
+    if cell.mech == "none":
+        return Run(cell=cell, privacy=None, notes=tuple(notes))
+    assert cell.radius is not None and cell.p is not None and cell.placement is not None
+    multiplier = noise_multiplier(config, cell)
+    federation.load(federation.initial_weights, training=False)
+    placement = "input" if cell.placement == "auto" and config.noise == "once" else cell.placement
+    if placement == "auto":
+        choice = choose_placement(
+            federation.split.head,
+            mechanism=cell.mech,
+            p=cell.p,
+            radius=cell.radius,
+            input_shape=data.input_shape,
+            clip=config.clip,
+            input_box=data.input_box,
+        )
+        placement = choice.placement
+        notes.append(f"placement {choice.reason}")
+    cell = replace(cell, placement=placement)
+    privacy = Privacy(
+        mechanism=cast(Literal["gaussian", "laplace"], cell.mech),
+        noise_multiplier=multiplier,
+        p=cell.p,
+        radius=cell.radius,
+        clip=config.clip,
+        placement=placement,
+        noise=config.noise,
+        own=config.own,
+    )
+    plan_release(
+        federation.split.head,
+        placement=placement,
+        mechanism=privacy.mechanism,
+        noise_multiplier=multiplier,
+        p=privacy.p,
+        radius=privacy.radius,
+        input_shape=data.input_shape,
+        clip=privacy.clip,
+        input_box=data.input_box,
+    )
+    return Run(cell=cell, privacy=privacy, notes=tuple(notes))
+
+
+def noise_multiplier(config: SweepConfig, cell: Cell) -> float:
+    """σ/Δ or b/Δ of every release: for one release at ε, or so that all T releases of a record stay within the total."""
+    num_releases = 1 if config.noise == "once" or cell.epsilon is not None else config.rounds
+    calibration = calibrate(
+        cell.mech,
+        epsilon=cell.epsilon,
+        total_epsilon=cell.total_epsilon,
+        delta=cell.delta or 0.0,
+        num_releases=num_releases,
+    )
+    return calibration.noise_multiplier
+
+
+def execute_run(
+    config: SweepConfig,
+    run: Run,
+    *,
+    data: Dataset,
+    folder: Path | None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Train one prepared cell and write its run folder.
+
+    Args:
+        config: The configuration.
+        run: From `prepare_run`.
+        data: The data set.
+        folder: Run folder to write in one step (config.toml, metrics.csv, ledger.json, statement.md, checkpoint.npz,
+            row.json), or None to write nothing.
+        should_stop: Asked before every round.
+
+    Returns:
+        Row, statement and warnings.
+
+    Raises:
+        ValueError: A phase refused.
+        RunStoppedError: `should_stop` said so.
+        OSError: The folder cannot be written.
+    """
+    federation = build_federation(
+        data,
+        model_name=config.model,
+        partition=config.partition,
+        settings=_settings(config, run.cell),
+        privacy=run.privacy,
+        device=resolve_device(config.device),
+    )
+    # Runs without noise keep an empty ledger, whose relation means nothing.
+    ledger = Ledger(p=2.0, radius="any") if run.privacy is None else Ledger(p=run.privacy.p, radius=run.privacy.radius)
+    result = run_serially(federation, METHODS[run.cell.method], ledger=ledger, should_stop=should_stop)
+    facts = _facts(config, run, data=data)
+    outcome = Outcome(
+        row=_row(config, run, federation=federation, result=result),
+        statement="" if facts is None else statement(ledger, facts=facts),
+        warnings=() if facts is None else tuple(warnings_of(ledger, facts=facts)),
+    )
+    if folder is not None:
+        _write_folder(folder, config=config, run=run, result=result, outcome=outcome)
+    return outcome
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a run folder that is in use or cannot be made, before time is spent.
+
+    Raises:
+        ValueError: Naming the folder and what to do.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"out {folder} is in use; give a new folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"out {folder} cannot be written ({error.strerror}); give a folder that can") from None
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device that a configuration's `device` names.
+
+    Raises:
+        ValueError: A device that this machine does not have.
+    """
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        device = next(name for name in ("cuda", "mps", "cpu") if has[name])
+    if not has[device]:
+        raise ValueError(f"device {device!r} is not on this machine; use auto or cpu")
+    return torch.device(device)
+
+
+def run_config(config: SweepConfig, run: Run) -> SweepConfig:
+    """The configuration of this run alone, nothing left to decide; `train --config` repeats the run from it."""
+    cell = run.cell
+    changes: dict[str, object] = {
+        "method": (cell.method,),
+        "mech": (cell.mech,),
+        "epsilon": () if cell.epsilon is None else (cell.epsilon,),
+        "total_epsilon": () if cell.total_epsilon is None else (cell.total_epsilon,),
+        "delta": (cell.delta,) if cell.mech == "gaussian" else (),
+        "seed": cell.seed,
+        "seeds": 1,
+    }
+    if cell.exchange_layer is not None:
+        changes["exchange_layer"] = (cell.exchange_layer,)
+    if run.privacy is not None:
+        changes |= {"radius": (cell.radius,), "norm": (cell.norm,), "placement": (cell.placement,)}
+    return config.model_copy(update=changes)
+
+
+def config_toml(config: SweepConfig) -> str:
+    """A configuration as TOML that `load_config` reads back; fields without a value are left out."""
+    return tomli_w.dumps({key: value for key, value in config.model_dump(mode="json").items() if value is not None})
+
+
+def _settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
+    return TrainingSettings(
+        clients=config.clients,
+        cohort=config.cohort,
+        rounds=config.rounds,
+        tail_steps=config.tail_steps,
+        full_steps=config.full_steps,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        seed=cell.seed,
+        evaluate_every=config.evaluate_every,
+        last_evaluations=config.last_evaluations,
+        exchange_layer=cell.exchange_layer or "auto",
+    )
+
+
+def _facts(config: SweepConfig, run: Run, *, data: Dataset) -> StatementFacts | None:
+    if run.privacy is None:
+        return None
+    return StatementFacts(
+        delta=run.cell.delta or 0.0,
+        num_records=data.num_records,
+        noise=config.noise,
+        seeded=True,
+        placement=run.privacy.placement,
+    )
+
+
+def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunResult) -> Row:
+    """The run's line of rows.csv; every ε comes from the ledger of what was released."""
+    last = result.evaluations[-config.last_evaluations :]
+    traffic = result.traffic
+    return complete_row(
+        {
+            **base_row(config, run.cell),
+            **({} if run.privacy is None else _spent(run, result=result)),
+            "status": "ok",
+            "accuracy": sum(evaluation.accuracy for evaluation in last) / len(last),
+            "remote_fraction": result.remote_fraction,
+            "bytes_model": traffic.model,
+            "bytes_activations": traffic.activations,
+            "bytes_labels": traffic.labels,
+            "seconds": round(result.seconds, 3),
+        }
+    )
+
+
+def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
+    """What a row says before anything has run; blank where a column has no meaning."""
+    shares = cell.method != "fedavg"
+    row: dict[str, object] = {
+        "method": cell.method,
+        "data": config.data,
+        "partition": config.partition,
+        "clients": config.clients,
+        "cohort": config.cohort,
+        "model": config.model,
+        "mech": cell.mech,
+        "exchange_layer": cell.exchange_layer,
+        "seed": cell.seed,
+        "rounds": config.rounds,
+        "tail_steps": config.tail_steps if shares else 0,
+        "full_steps": config.full_steps if shares else config.tail_steps + config.full_steps,
+        "lr": config.lr,
+    }
+    if cell.mech != "none":
+        row |= {
+            "target_epsilon": cell.epsilon,
+            "target_total_epsilon": cell.total_epsilon,
+            "delta": cell.delta,
+            "radius": cell.radius,
+            "p": cell.p,
+            "q": make_mechanism(cell.mech, scale=1.0).norm,
+            "placement": cell.placement,
+            "noise": config.noise,
+            "own": config.own,
+        }
+    return row
+
+
+def _spent(run: Run, *, result: RunResult) -> dict[str, object]:
+    """Noise and ε columns of a private run."""
+    ledger, delta, plan = result.ledger, run.cell.delta or 0.0, result.largest_plan
+    spent: dict[str, object] = {
+        "epsilon_release": ledger.largest_release(delta=delta),
+        "epsilon_total": ledger.epsilon(delta=delta).high,
+        "delta_total": ledger.delta_used(delta),
+        "epsilon_whole_record": ledger.epsilon(delta=delta, distance=math.inf).high,
+    }
+    if plan is not None:  # the noise multiplier is fixed, so the round with the most noise has the largest sensitivity
+        spent |= {"sensitivity": plan.sensitivity.value, "noise_scale": plan.scale, "noise_stddev": plan.noise_stddev}
+    return spent
+
+
+def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: RunResult, outcome: Outcome) -> None:
+    """Write a run folder under another name, then give it its own in one step."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    try:
+        (scratch / CONFIG_FILE).write_text(config_toml(run_config(config, run)), encoding="utf-8")
+        (scratch / "metrics.csv").write_text(_metrics(result), encoding="utf-8")
+        result.ledger.save(scratch / LEDGER_FILE)
+        if outcome.statement:
+            (scratch / "statement.md").write_text(outcome.statement, encoding="utf-8")
+        weights = {name: value.cpu().numpy() for name, value in result.state.weights.items()}
+        np.savez(scratch / "checkpoint.npz", **weights)
+        record = {"row": outcome.row, "warnings": list(outcome.warnings), "notes": list(run.notes)}
+        (scratch / ROW_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        scratch.chmod(0o755)
+        os.replace(scratch, folder)  # noqa: PTH105 - the atomic rename is the point
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _metrics(result: RunResult) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["round", "accuracy", "loss", "sensitivity", "noise_scale"])
+    for e in result.evaluations:
+        blank = ["" if value is None else repr(value) for value in (e.sensitivity, e.noise_scale)]
+        writer.writerow([e.round, repr(e.accuracy), repr(e.loss), *blank])
+    return buffer.getvalue()
