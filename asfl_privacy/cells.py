@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,50 +17,67 @@ DEFAULT_NORMS = {"gaussian": "2", "laplace": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run of a grid; privacy fields are None for a reference without noise.
+class Target:
+    """The privacy that a cell asks for.
 
     Attributes:
-        method: `asfl`, `fedavg`, …
-        mech: `gaussian`, `laplace` or `none`.
-        seed: Seed of the run.
-        exchange_layer: Block name or `auto`; None for methods that share nothing.
-        epsilon: ε asked for one release at the radius.
-        total_epsilon: ε asked for the whole run, instead of `epsilon`.
+        mech: `gaussian` or `laplace`.
+        epsilon: ε of one release at the radius, or None where a total is asked.
+        total_epsilon: ε of the whole run, or None.
         delta: δ of the Gaussian mechanism; 0 for Laplace.
         radius: R, or `any`.
         norm: p as text: `1`, `2` or `inf`.
         placement: As asked; `auto` until it is resolved.
     """
 
-    method: str
     mech: str
-    seed: int
-    exchange_layer: str | None = None
-    epsilon: float | None = None
-    total_epsilon: float | None = None
-    delta: float | None = None
-    radius: float | str | None = None
-    norm: str | None = None
-    placement: str | None = None
+    epsilon: float | None
+    total_epsilon: float | None
+    delta: float
+    radius: float | str
+    norm: str
+    placement: str
 
     @property
-    def p(self) -> float | None:
+    def p(self) -> float:
         """The norm as a number."""
-        return None if self.norm is None else NORMS[self.norm]
+        return NORMS[self.norm]
+
+    @property
+    def label(self) -> str:
+        """The target in short, for messages and folders."""
+        asked = f"eps{self.epsilon:g}" if self.epsilon is not None else f"total{self.total_epsilon:g}"
+        delta = [f"delta{self.delta:g}"] if self.delta else []
+        radius = self.radius if isinstance(self.radius, str) else f"{self.radius:g}"
+        return "-".join([self.mech, asked, *delta, f"R{radius}", f"l{self.norm}", self.placement])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a grid.
+
+    Attributes:
+        method: `asfl`, `fedavg`, …
+        seed: Seed of the run.
+        exchange_layer: Block name or `auto`; None for methods that share nothing.
+        target: The privacy asked for; None for a reference without noise.
+    """
+
+    method: str
+    seed: int
+    exchange_layer: str | None
+    target: Target | None
+
+    @property
+    def mech(self) -> str:
+        """`gaussian`, `laplace` or `none`."""
+        return "none" if self.target is None else self.target.mech
 
     @property
     def label(self) -> str:
         """What messages and folders call the cell, seed left out."""
-        if self.mech == "none":
-            parts = [self.method, "unnoised"]
-        else:
-            asked = f"eps{self.epsilon:g}" if self.epsilon is not None else f"total{self.total_epsilon:g}"
-            parts = [self.method, self.mech, asked]
-            parts += [f"delta{self.delta:g}"] if self.delta else []
-            parts += [f"R{self.radius}" if self.radius == "any" else f"R{self.radius:g}", f"l{self.norm}", str(self.placement)]
-        parts += [self.exchange_layer] if self.exchange_layer else []
-        return "-".join(parts)
+        parts = [self.method, "unnoised" if self.target is None else self.target.label, self.exchange_layer]
+        return "-".join(part for part in parts if part)
 
 
 def make_cells(config: SweepConfig) -> tuple[Cell, ...]:
@@ -74,44 +92,41 @@ def make_cells(config: SweepConfig) -> tuple[Cell, ...]:
         twice is run once.
 
     Example:
-        >>> [cell.label for cell in make_cells(SweepConfig(mech="gaussian", epsilon=4, seeds=1, exchange_layer="conv2"))]
+        >>> grid = SweepConfig(mech="gaussian", epsilon=4, seeds=1, exchange_layer="conv2")
+        >>> [cell.label for cell in make_cells(grid)]
         ['asfl-unnoised-conv2', 'fedavg-unnoised', 'asfl-gaussian-eps4-delta1e-05-R1-l2-auto-conv2']
     """
     seeds = range(config.seed, config.seed + config.seeds)
-    settings = [*_references(config), *_private(config)]
-    return tuple(dict.fromkeys(replace(setting, seed=seed) for setting in settings for seed in seeds))
+    return tuple(dict.fromkeys(replace(first, seed=seed) for first in _settings(config) for seed in seeds))
 
 
-def _references(config: SweepConfig) -> Iterator[Cell]:
-    if "asfl" in config.method:
-        for exchange_layer in config.exchange_layer:
-            yield Cell(method="asfl", mech="none", seed=0, exchange_layer=exchange_layer)
-    yield Cell(method="fedavg", mech="none", seed=0)
+def _settings(config: SweepConfig) -> Iterator[Cell]:
+    """The first seed's cells, references first."""
+    shared: list[str | None] = list(config.exchange_layer) if "asfl" in config.method else []
+    for exchange_layer in shared:
+        yield Cell(method="asfl", seed=config.seed, exchange_layer=exchange_layer, target=None)
+    yield Cell(method="fedavg", seed=config.seed, exchange_layer=None, target=None)
+    for exchange_layer in shared:
+        for target in _targets(config):
+            yield Cell(method="asfl", seed=config.seed, exchange_layer=exchange_layer, target=target)
 
 
-def _private(config: SweepConfig) -> Iterator[Cell]:
-    if "asfl" not in config.method:
-        return
+def _targets(config: SweepConfig) -> Iterator[Target]:
     for mech in config.mech:
         if mech == "none":
             continue
-        for exchange_layer in config.exchange_layer:
-            for radius in config.radius:
-                for norm in config.norm or (DEFAULT_NORMS[mech],):
-                    for placement in config.placement:
-                        for epsilon, total_epsilon, delta in _budgets(config, mech):
-                            yield Cell(
-                                method="asfl",
-                                mech=mech,
-                                seed=0,
-                                exchange_layer=exchange_layer,
-                                epsilon=epsilon,
-                                total_epsilon=total_epsilon,
-                                delta=delta,
-                                radius=radius,
-                                norm=norm,
-                                placement=placement,
-                            )
+        norms = config.norm or (DEFAULT_NORMS[mech],)
+        for radius, norm, placement in itertools.product(config.radius, norms, config.placement):
+            for epsilon, total_epsilon, delta in _budgets(config, mech):
+                yield Target(
+                    mech=mech,
+                    epsilon=epsilon,
+                    total_epsilon=total_epsilon,
+                    delta=delta,
+                    radius=radius,
+                    norm=norm,
+                    placement=placement,
+                )
 
 
 def _budgets(config: SweepConfig, mech: str) -> Iterator[tuple[float | None, float | None, float]]:
@@ -132,4 +147,3 @@ def _budgets(config: SweepConfig, mech: str) -> Iterator[tuple[float | None, flo
     if mech == "gaussian" and not asked and not config.delta:
         for delta in LADDER_DELTAS:
             yield LADDER_EPSILON, None, delta
-

@@ -12,19 +12,20 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import tomli_w
 import torch
 
 from asfl_privacy.accounting import Ledger, StatementFacts, calibrate, statement, warnings_of
-from asfl_privacy.cells import Cell
+from asfl_privacy.cells import Cell, Target
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.execution import RunResult, run_serially
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
-from asfl_privacy.mechanisms import choose_placement, make_mechanism, plan_release
+from asfl_privacy.federated.sharing import plan_head
+from asfl_privacy.mechanisms import choose_placement, make_mechanism
 from asfl_privacy.reporting import Row, complete_row
 
 ROW_FILE, CONFIG_FILE, LEDGER_FILE = "row.json", "config.toml", "ledger.json"
@@ -83,57 +84,50 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
         if cell.exchange_layer == "auto":
             notes.append(f"exchange layer {split.exchange_layer}: {split.reason}")
         cell = replace(cell, exchange_layer=split.exchange_layer)
-    if cell.mech == "none":
+    if cell.target is None:
         return Run(cell=cell, privacy=None, notes=tuple(notes))
-    assert cell.radius is not None and cell.p is not None and cell.placement is not None
-    multiplier = noise_multiplier(config, cell)
     federation.load(federation.initial_weights, training=False)
-    placement = "input" if cell.placement == "auto" and config.noise == "once" else cell.placement
-    if placement == "auto":
-        choice = choose_placement(
-            federation.split.head,
-            mechanism=cell.mech,
-            p=cell.p,
-            radius=cell.radius,
-            input_shape=data.input_shape,
-            clip=config.clip,
-            input_box=data.input_box,
-        )
-        placement = choice.placement
-        notes.append(f"placement {choice.reason}")
-    cell = replace(cell, placement=placement)
+    target, why = _resolved(cell.target, config=config, federation=federation)
     privacy = Privacy(
-        mechanism=cast(Literal["gaussian", "laplace"], cell.mech),
-        noise_multiplier=multiplier,
-        p=cell.p,
-        radius=cell.radius,
+        mechanism=cast(Literal["gaussian", "laplace"], target.mech),
+        noise_multiplier=noise_multiplier(config, target),
+        p=target.p,
+        radius=target.radius,
         clip=config.clip,
-        placement=placement,
+        placement=target.placement,
         noise=config.noise,
         own=config.own,
     )
-    plan_release(
+    plan_head(federation, privacy)
+    return Run(cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why))
+
+
+def _resolved(target: Target, *, config: SweepConfig, federation: Federation) -> tuple[Target, tuple[str, ...]]:
+    """The target with its placement by name, and why, where `auto` was asked."""
+    if target.placement != "auto":
+        return target, ()
+    if config.noise == "once":
+        return replace(target, placement="input"), ("placement input: noise once can be kept nowhere else",)
+    choice = choose_placement(
         federation.split.head,
-        placement=placement,
-        mechanism=privacy.mechanism,
-        noise_multiplier=multiplier,
-        p=privacy.p,
-        radius=privacy.radius,
-        input_shape=data.input_shape,
-        clip=privacy.clip,
-        input_box=data.input_box,
+        mechanism=target.mech,
+        p=target.p,
+        radius=target.radius,
+        input_shape=federation.input_shape,
+        clip=config.clip,
+        input_box=federation.data.input_box,
     )
-    return Run(cell=cell, privacy=privacy, notes=tuple(notes))
+    return replace(target, placement=choice.placement), (f"placement {choice.reason}",)
 
 
-def noise_multiplier(config: SweepConfig, cell: Cell) -> float:
-    """σ/Δ or b/Δ of every release: for one release at ε, or so that all T releases of a record stay within the total."""
-    num_releases = 1 if config.noise == "once" or cell.epsilon is not None else config.rounds
+def noise_multiplier(config: SweepConfig, target: Target) -> float:
+    """σ/Δ or b/Δ of every release: for one release at ε, or so that all T of a record stay within the total."""
+    num_releases = 1 if config.noise == "once" or target.epsilon is not None else config.rounds
     calibration = calibrate(
-        cell.mech,
-        epsilon=cell.epsilon,
-        total_epsilon=cell.total_epsilon,
-        delta=cell.delta or 0.0,
+        target.mech,
+        epsilon=target.epsilon,
+        total_epsilon=target.total_epsilon,
+        delta=target.delta,
         num_releases=num_releases,
     )
     return calibration.noise_multiplier
@@ -219,20 +213,20 @@ def resolve_device(device: str) -> torch.device:
 
 def run_config(config: SweepConfig, run: Run) -> SweepConfig:
     """The configuration of this run alone, nothing left to decide; `train --config` repeats the run from it."""
-    cell = run.cell
-    changes: dict[str, object] = {
-        "method": (cell.method,),
-        "mech": (cell.mech,),
-        "epsilon": () if cell.epsilon is None else (cell.epsilon,),
-        "total_epsilon": () if cell.total_epsilon is None else (cell.total_epsilon,),
-        "delta": (cell.delta,) if cell.mech == "gaussian" else (),
-        "seed": cell.seed,
-        "seeds": 1,
-    }
+    cell, target = run.cell, run.cell.target
+    changes: dict[str, object] = {"method": (cell.method,), "mech": (cell.mech,), "seed": cell.seed, "seeds": 1}
+    changes |= {"epsilon": (), "total_epsilon": (), "delta": ()}
     if cell.exchange_layer is not None:
         changes["exchange_layer"] = (cell.exchange_layer,)
-    if run.privacy is not None:
-        changes |= {"radius": (cell.radius,), "norm": (cell.norm,), "placement": (cell.placement,)}
+    if target is not None:
+        changes |= {
+            "epsilon": () if target.epsilon is None else (target.epsilon,),
+            "total_epsilon": () if target.total_epsilon is None else (target.total_epsilon,),
+            "delta": (target.delta,) if target.mech == "gaussian" else (),
+            "radius": (target.radius,),
+            "norm": (target.norm,),
+            "placement": (target.placement,),
+        }
     return config.model_copy(update=changes)
 
 
@@ -258,14 +252,14 @@ def _settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
 
 
 def _facts(config: SweepConfig, run: Run, *, data: Dataset) -> StatementFacts | None:
-    if run.privacy is None:
+    if run.cell.target is None:
         return None
     return StatementFacts(
-        delta=run.cell.delta or 0.0,
+        delta=run.cell.target.delta,
         num_records=data.num_records,
         noise=config.noise,
         seeded=True,
-        placement=run.privacy.placement,
+        placement=run.cell.target.placement,
     )
 
 
@@ -276,7 +270,7 @@ def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunRe
     return complete_row(
         {
             **base_row(config, run.cell),
-            **({} if run.privacy is None else _spent(run, result=result)),
+            **({} if run.cell.target is None else _spent(run.cell.target, result=result)),
             "status": "ok",
             "accuracy": sum(evaluation.accuracy for evaluation in last) / len(last),
             "remote_fraction": result.remote_fraction,
@@ -306,24 +300,25 @@ def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
         "full_steps": config.full_steps if shares else config.tail_steps + config.full_steps,
         "lr": config.lr,
     }
-    if cell.mech != "none":
+    target = cell.target
+    if target is not None:
         row |= {
-            "target_epsilon": cell.epsilon,
-            "target_total_epsilon": cell.total_epsilon,
-            "delta": cell.delta,
-            "radius": cell.radius,
-            "p": cell.p,
-            "q": make_mechanism(cell.mech, scale=1.0).norm,
-            "placement": cell.placement,
+            "target_epsilon": target.epsilon,
+            "target_total_epsilon": target.total_epsilon,
+            "delta": target.delta,
+            "radius": target.radius,
+            "p": target.p,
+            "q": make_mechanism(target.mech, scale=1.0).norm,
+            "placement": target.placement,
             "noise": config.noise,
             "own": config.own,
         }
     return row
 
 
-def _spent(run: Run, *, result: RunResult) -> dict[str, object]:
+def _spent(target: Target, *, result: RunResult) -> dict[str, object]:
     """Noise and ε columns of a private run."""
-    ledger, delta, plan = result.ledger, run.cell.delta or 0.0, result.largest_plan
+    ledger, delta, plan = result.ledger, target.delta, result.largest_plan
     spent: dict[str, object] = {
         "epsilon_release": ledger.largest_release(delta=delta),
         "epsilon_total": ledger.epsilon(delta=delta).high,
@@ -345,8 +340,8 @@ def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: RunRes
         result.ledger.save(scratch / LEDGER_FILE)
         if outcome.statement:
             (scratch / "statement.md").write_text(outcome.statement, encoding="utf-8")
-        weights = {name: value.cpu().numpy() for name, value in result.state.weights.items()}
-        np.savez(scratch / "checkpoint.npz", **weights)
+        arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in result.state.weights.items()}
+        np.savez(scratch / "checkpoint.npz", **arrays)
         record = {"row": outcome.row, "warnings": list(outcome.warnings), "notes": list(run.notes)}
         (scratch / ROW_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         scratch.chmod(0o755)

@@ -145,14 +145,19 @@ def _line(row: Row, label: str) -> str:
     return f"{label} seed {row['seed']}: accuracy {100 * float(row['accuracy'] or 0):.1f} %{spent} ({row['seconds']:.0f} s)"
 
 
+HIDDEN_ON_TERMINALS = ("ε whole record", "points below FedAvg", "runs", "sensitivity")
+
+
 def _table(rows: Sequence[Row]) -> Table:
-    """The report's table, for a terminal."""
+    """The report's table, for a terminal: the columns that fit; the report has them all."""
     shown = display_table(gather_cells(rows))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(shown.headings):
-        table.add_column(heading, justify="left" if number == 0 else "right")
+    wanted = [number for number, heading in enumerate(shown.headings) if heading not in HIDDEN_ON_TERMINALS]
+    for number in wanted:
+        heading = shown.headings[number]
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0, overflow="fold")
     for line in shown.lines:
-        table.add_row(*line)
+        table.add_row(*(line[number] for number in wanted))
     return table
 
 
@@ -162,7 +167,9 @@ def _single_run(config: SweepConfig) -> SweepConfig:
         if isinstance(value, tuple) and len(value) > 1:
             raise ValueError(f"{name} {', '.join(map(str, value))}: train runs one cell; give one value, or use sweep")
     if "seeds" in config.model_fields_set and config.seeds != 1:
-        raise ValueError(f"seeds {config.seeds}: train runs one seed; leave seeds out and name it with --seed, or use sweep")
+        raise ValueError(
+            f"seeds {config.seeds}: train runs one seed; leave seeds out and name it with --seed, or use sweep"
+        )
     return config.model_copy(update={"seeds": 1})
 
 

@@ -91,7 +91,9 @@ def _iid(labels: NDArray[np.int64], num_clients: int, parameter: float | None, r
     return np.array_split(rng.permutation(labels.shape[0]), num_clients)
 
 
-def _dirichlet(labels: NDArray[np.int64], num_clients: int, parameter: float | None, rng: np.random.Generator) -> Shares:
+def _dirichlet(
+    labels: NDArray[np.int64], num_clients: int, parameter: float | None, rng: np.random.Generator
+) -> Shares:
     assert parameter is not None
     for _ in range(MAX_DRAWS):
         pieces: list[Shares] = [[] for _ in range(num_clients)]

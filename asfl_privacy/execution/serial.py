@@ -118,10 +118,14 @@ def run_serially(
         payloads = {c: done.payload for c, done in collected.items() if done.payload is not None}
         deliveries = method.route(payloads, federation=federation, round=round)
         if plan is not None:
-            record_releases(ledger, deliveries, plan=plan, federation=federation, once_counted=once_counted, round=round)
+            record_releases(
+                ledger, deliveries, plan=plan, federation=federation, once_counted=once_counted, round=round
+            )
             if largest_plan is None or plan.scale > largest_plan.scale:
                 largest_plan = plan
-        updates = _train(state, cohort, method, federation=federation, collected=collected, deliveries=deliveries, round=round)
+        updates = _train(
+            state, cohort, method, federation=federation, collected=collected, deliveries=deliveries, round=round
+        )
         with _named(round):
             state = method.aggregate(state, updates)
         traffic += count_traffic(state.weights, cohort_size=len(cohort), deliveries=deliveries)

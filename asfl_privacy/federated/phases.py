@@ -116,7 +116,14 @@ class Method(Protocol):
         ...
 
     def train(
-        self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None, round: int
+        self,
+        state: State,
+        client: int,
+        *,
+        federation: Federation,
+        own: Pool | None,
+        received: Payload | None,
+        round: int,
     ) -> Update:
         """One client's local steps."""
         ...

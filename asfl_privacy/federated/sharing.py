@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asfl_privacy.federated.federation import Client, Federation
-from asfl_privacy.federated.phases import ClientState, Collected, Delivery, Payload, State
 from asfl_privacy.federated.pairing import draw_pairing
+from asfl_privacy.federated.phases import ClientState, Collected, Delivery, Payload, State
+from asfl_privacy.federated.settings import Privacy
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.federated.streams import SERVER, numpy_stream, torch_stream
 from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, plan_release
@@ -22,10 +23,14 @@ NOISED_INPUTS = "noised_inputs"
 
 def plan_sharing(state: State, *, federation: Federation) -> ReleasePlan | None:
     """Bound the head as it is now and fix the noise of the round's releases; None without privacy."""
-    privacy = federation.privacy
-    if privacy is None:
+    if federation.privacy is None:
         return None
     federation.load(state.weights, training=False)
+    return plan_head(federation, federation.privacy)
+
+
+def plan_head(federation: Federation, privacy: Privacy) -> ReleasePlan:
+    """The plan of a release of the scratch network's head with the weights that are in it, which must be evaluating."""
     return plan_release(
         federation.split.head,
         mechanism=privacy.mechanism,
@@ -83,9 +88,7 @@ def collect_activations(
     return Collected(payload=payload, own=own, client_state=client_state)
 
 
-def route_activations(
-    payloads: Mapping[int, Payload], *, federation: Federation, round: int
-) -> tuple[Delivery, ...]:
+def route_activations(payloads: Mapping[int, Payload], *, federation: Federation, round: int) -> tuple[Delivery, ...]:
     """Random pairs swap their payloads; an odd number of clients forms one cycle of three."""
     rng = numpy_stream(federation.settings.seed, round=round, client=SERVER, purpose="pairing")
     pairing = draw_pairing(sorted(payloads), rng=rng)

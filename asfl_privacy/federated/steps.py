@@ -56,7 +56,7 @@ def run_steps(
         batch = batch.to(pool.labels.device)
         optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(network(pool.inputs[batch]), pool.labels[batch])
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     return num_remote
 
@@ -65,7 +65,9 @@ def run_steps(
 def evaluate(network: nn.Module, *, inputs: Tensor, labels: Tensor, batch_size: int = 1024) -> tuple[float, float]:
     """Accuracy (0–1) and mean cross-entropy over records; the network must be in evaluation mode."""
     correct, loss = 0, 0.0
-    for batch_inputs, batch_labels in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
+    for batch_inputs, batch_labels in zip(
+        torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True
+    ):
         logits = network(batch_inputs)
         correct += int((logits.argmax(1) == batch_labels).sum())
         loss += float(F.cross_entropy(logits, batch_labels, reduction="sum"))

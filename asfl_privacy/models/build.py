@@ -91,7 +91,9 @@ def _checked(model: object, *, name: str, data: Dataset) -> nn.Sequential:
             "end it with one output a class"
         )
     if not bool(torch.isfinite(logits).all()):
-        raise ValueError(f"model {name!r} gives logits that are not finite on data {data.name}; check its initial weights")
+        raise ValueError(
+            f"model {name!r} gives logits that are not finite on data {data.name}; check its initial weights"
+        )
     for parameter_name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.phases import Collected, Delivery, Payload, State, Update, fedavg_aggregate
 from asfl_privacy.federated.methods.fedavg import full_steps
+from asfl_privacy.federated.phases import Collected, Delivery, Payload, State, Update, fedavg_aggregate
 from asfl_privacy.federated.sharing import collect_activations, plan_sharing, route_activations, tail_pool
 from asfl_privacy.federated.steps import Pool, run_steps
 from asfl_privacy.federated.streams import numpy_stream
@@ -44,7 +44,14 @@ class ASFL:
         return route_activations(payloads, federation=federation, round=round)
 
     def train(
-        self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None, round: int
+        self,
+        state: State,
+        client: int,
+        *,
+        federation: Federation,
+        own: Pool | None,
+        received: Payload | None,
+        round: int,
     ) -> Update:
         """τ' tail steps, which leave the head untouched, then τ full steps."""
         federation.load(state.weights, training=True)

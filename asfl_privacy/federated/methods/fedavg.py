@@ -41,7 +41,14 @@ class FedAvg:
         return ()
 
     def train(
-        self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None, round: int
+        self,
+        state: State,
+        client: int,
+        *,
+        federation: Federation,
+        own: Pool | None,
+        received: Payload | None,
+        round: int,
     ) -> Update:
         """τ' + τ full steps."""
         federation.load(state.weights, training=True)
@@ -59,9 +66,7 @@ def full_steps(client: int, *, federation: Federation, num_steps: int, round: in
     holder = federation.clients[client]
     pool = Pool(inputs=holder.inputs, labels=holder.labels, num_own=holder.num_records)
     rng = numpy_stream(settings.seed, round=round, client=client, purpose="full steps")
-    run_steps(
-        federation.model, pool, num_steps=num_steps, batch_size=settings.batch_size, lr=settings.lr, rng=rng
-    )
+    run_steps(federation.model, pool, num_steps=num_steps, batch_size=settings.batch_size, lr=settings.lr, rng=rng)
     return Update(
         weights=read_weights(federation.model),
         num_records=holder.num_records,

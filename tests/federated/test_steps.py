@@ -1,0 +1,62 @@
+"""Local steps against a loop written out by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from asfl_privacy.federated.steps import Pool, draw_batch, evaluate, run_steps
+
+
+def make_pool(count=40, num_own=40):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, 3, generator=generator)
+    return Pool(inputs=inputs, labels=torch.arange(count) % 2, num_own=num_own)
+
+
+def test_steps_are_plain_sgd_bit_for_bit():
+    """Written out: w ← w − lr·∇; catches momentum, weight decay, a summed loss."""
+    pool, rng = make_pool(), np.random.default_rng(1)
+    net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
+    twin.load_state_dict(net.state_dict())
+    run_steps(net, pool, num_steps=5, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+    for _ in range(5):
+        batch = torch.from_numpy(rng.choice(40, size=8, replace=False))
+        loss = F.cross_entropy(twin(pool.inputs[batch]), pool.labels[batch])
+        gradients = torch.autograd.grad(loss, list(twin.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
+                parameter.add_(gradient, alpha=-0.3)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_batch_larger_than_the_pool_is_the_whole_pool_once():
+    batch = draw_batch(5, batch_size=32, rng=np.random.default_rng(0))
+    assert sorted(batch.tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("num_own", "expected"), [(40, 0), (0, 24), (20, None)])
+def test_remote_records_are_counted(num_own, expected):
+    remote = run_steps(
+        nn.Linear(3, 2), make_pool(num_own=num_own), num_steps=3, batch_size=8, lr=0.1, rng=np.random.default_rng(0)
+    )
+    draws = np.random.default_rng(0)
+    by_hand = sum(int((draws.choice(40, size=8, replace=False) >= num_own).sum()) for _ in range(3))
+    assert remote == by_hand
+    assert expected is None or remote == expected
+
+
+def test_no_steps_leave_the_network_as_it_was():
+    net = nn.Linear(3, 2)
+    before = net.weight.clone()
+    assert run_steps(net, make_pool(), num_steps=0, batch_size=8, lr=1.0, rng=np.random.default_rng(0)) == 0
+    assert torch.equal(net.weight, before)
+
+
+def test_accuracy_and_loss_are_means_over_all_records_whatever_the_batch():
+    pool, net = make_pool(), nn.Linear(3, 2)
+    accuracy, loss = evaluate(net, inputs=pool.inputs, labels=pool.labels, batch_size=7)
+    logits = net(pool.inputs)
+    assert accuracy == int((logits.argmax(1) == pool.labels).sum()) / 40
+    assert loss == pytest.approx(F.cross_entropy(logits, pool.labels).item(), rel=1e-6)
