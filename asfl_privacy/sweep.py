@@ -181,8 +181,10 @@ def _run_all(
             futures: dict[Future[Row], int] = {}
             try:
                 with _sigterm_as_interrupt():
-                    for index in left:
-                        futures[pool.submit(_run_cell, config, runs[index], _folder(out, index, runs[index]))] = index
+                    with _children_ignore_interrupts():
+                        for index in left:
+                            future = pool.submit(_run_cell, config, runs[index], _folder(out, index, runs[index]))
+                            futures[future] = index
                     pending = set(futures)
                     while pending:
                         done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -237,7 +239,8 @@ def _run_cell(config: SweepConfig, run: Run, folder: Path) -> Row:
     except Exception as error:  # a bug or a full disk: the sweep goes on, the traceback is kept
         folder.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder.parent / f"{folder.name}.traceback.txt", traceback.format_exc())
-        return _failed_row(config, run, f"{type(error).__name__}: {error}")
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return _failed_row(config, run, f"{where}{type(error).__name__}: {error}")
     return outcome.row
 
 
@@ -307,6 +310,20 @@ def _one_thread_a_process() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    """Have processes started now ignore Ctrl-C from their first instant on: it is the parent that ends a sweep."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

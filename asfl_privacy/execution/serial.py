@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,10 +25,6 @@ from asfl_privacy.federated import (
 from asfl_privacy.federated.steps import evaluate
 from asfl_privacy.federated.streams import torch_seed
 from asfl_privacy.mechanisms import ReleasePlan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 class RunStoppedError(Exception):
     """The run was asked to stop between two rounds."""
@@ -236,9 +231,12 @@ def _evaluated(state: State, *, federation: Federation, plan: ReleasePlan | None
 
 @contextmanager
 def _named(round: int, *, client: int | None = None) -> Iterator[None]:
-    """Put round and client before the line of whatever a phase refuses."""
+    """Say round and client of whatever goes wrong: before a refusal's line, as a note on any other exception."""
+    where = f"round {round}" if client is None else f"round {round}, client {client}"
     try:
         yield
     except ValueError as error:
-        where = f"round {round}" if client is None else f"round {round}, client {client}"
         raise ValueError(f"{where}: {error}") from error
+    except Exception as error:
+        error.add_note(where)
+        raise

@@ -1,0 +1,171 @@
+"""Whole runs: the invariants that tie ASFL, FedAvg, noise and the ledger together."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from federations import gaussian, make_federation
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asfl_privacy.accounting import Ledger, gaussian_epsilon
+from asfl_privacy.execution import RunStoppedError, run_serially
+from asfl_privacy.federated import METHODS
+
+
+def run(federation, method="asfl", **options):
+    privacy = federation.privacy
+    ledger = Ledger(p=2.0, radius="any" if privacy is None else privacy.radius)
+    return run_serially(federation, METHODS[method], ledger=ledger, **options)
+
+
+def same_weights(first, second):
+    return all(torch.equal(value, second.state.weights[name]) for name, value in first.state.weights.items())
+
+
+def test_asfl_without_tail_steps_is_fedavg_bit_for_bit(digits):
+    asfl = run(make_federation(digits, tail_steps=0, full_steps=5))
+    fedavg = run(make_federation(digits, tail_steps=0, full_steps=5), "fedavg")
+    assert same_weights(asfl, fedavg)
+    assert asfl.traffic == fedavg.traffic
+    assert asfl.traffic.activations == 0
+
+
+def test_asfl_without_tail_steps_releases_nothing_even_with_noise_on(digits):
+    asfl = run(make_federation(digits, tail_steps=0, privacy=gaussian()))
+    assert asfl.ledger.epsilon(delta=1e-5).high == 0.0
+    assert same_weights(asfl, run(make_federation(digits, tail_steps=0), "fedavg"))
+
+
+def test_fedavg_takes_the_whole_step_budget_and_asfl_splits_it(digits):
+    asfl, fedavg = run(make_federation(digits)), run(make_federation(digits), "fedavg")
+    assert not same_weights(asfl, fedavg)
+    assert fedavg.remote_fraction == 0.0
+    assert same_weights(fedavg, run(make_federation(digits, tail_steps=0, full_steps=7), "fedavg"))
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(digits):
+    first, second, other = (run(make_federation(digits, seed=seed, privacy=gaussian())) for seed in (0, 0, 1))
+    assert same_weights(first, second)
+    assert [e.accuracy for e in first.evaluations] == [e.accuracy for e in second.evaluations]
+    assert not same_weights(first, other)
+
+
+def test_a_run_is_the_same_whatever_was_drawn_from_global_generators_before(digits):
+    """Catches code that draws from torch's or numpy's global generator; dropout may, under a seed of its own."""
+    first = run(make_federation(digits))
+    torch.rand(17)
+    np.random.default_rng().random()
+    torch.manual_seed(123)
+    state = torch.random.get_rng_state()
+    assert same_weights(first, run(make_federation(digits)))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_noise_changes_no_other_draw_of_the_run(digits):
+    """Almost no noise gives almost the clean run: pairs, records and mini-batches are the same ones."""
+    clean = run(make_federation(digits))
+    quiet = run(make_federation(digits, privacy=gaussian(noise_multiplier=1e-4, placement="exchange")))
+    for name, value in clean.state.weights.items():
+        assert torch.allclose(value, quiet.state.weights[name], atol=0.02), name
+
+
+def test_alpha_is_a_quarter_where_tail_and_full_steps_are_equal(digits):
+    """(τ'/2)/(τ'+τ): equal payloads of equal clients, so half of the tail's records are remote in expectation."""
+    result = run(make_federation(digits, partition="iid", tail_steps=10, full_steps=10, rounds=4))
+    assert result.remote_fraction == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(("cohort", "payloads"), [(1, 0), (2, 2), (3, 3), (4, 4), (5, 5)])
+def test_bytes_are_counted_by_channel(digits, cohort, payloads):
+    """Hand work: 2P a client and round; 32 records of 512 float32, and 32 labels of one byte, a payload."""
+    federation = make_federation(digits, cohort=cohort, rounds=2, partition="iid")
+    result = run(federation)
+    parameters = sum(p.numel() for p in federation.model.parameters()) + 2  # and the two normalisation constants
+    assert result.traffic.model == 2 * cohort * 2 * parameters * 4
+    assert result.traffic.activations == 2 * payloads * 32 * 512 * 4
+    assert result.traffic.labels == 2 * payloads * 32
+
+
+def releases_by_hand(federation, rounds):
+    """Counts of every record from the streams alone, without the executor."""
+    from asfl_privacy.federated import sample_cohort
+    from asfl_privacy.federated.streams import numpy_stream
+
+    counts = np.zeros(federation.data.num_records, dtype=int)
+    for round in range(rounds):
+        for client in sample_cohort(federation, round=round):
+            holder = federation.clients[client]
+            rng = numpy_stream(0, round=round, client=client, purpose="share")
+            drawn = rng.choice(holder.num_records, size=min(32, holder.num_records), replace=False)
+            counts[holder.records[drawn]] += 1
+    return counts
+
+
+def test_the_ledger_counts_every_release_of_every_record(digits):
+    """Catches a ledger that counts rounds, or clients, in place of a record's own releases."""
+    federation = make_federation(digits, privacy=gaussian(), rounds=5)
+    result = run(federation)
+    counts = np.zeros(digits.num_records, dtype=int)
+    for _, ids, times in result.ledger.columns():
+        counts[ids] += times
+    expected = releases_by_hand(federation, 5)
+    assert np.array_equal(counts, expected)
+    largest = int(expected.max())
+    assert largest >= 2
+    composed = gaussian_epsilon(1e-5, noise_multiplier=2.0 / math.sqrt(largest))
+    assert result.ledger.epsilon(delta=1e-5).high == pytest.approx(composed, rel=1e-9)
+
+
+@pytest.mark.parametrize("rounds", [1, 6])
+def test_noise_once_totals_one_release_over_any_number_of_rounds(digits, rounds):
+    """Catches a ledger that counts re-used noise again, and one that misses the first release."""
+    federation = make_federation(digits, privacy=gaussian(noise="once"), rounds=rounds)
+    result = run(federation)
+    single = gaussian_epsilon(1e-5, noise_multiplier=2.0)
+    assert result.ledger.epsilon(delta=1e-5).high == pytest.approx(single, rel=1e-9)
+    assert result.ledger.counts.max_releases_per_record == 1
+    assert result.ledger.counts.records == int((releases_by_hand(federation, rounds) > 0).sum())
+
+
+def test_a_cohort_of_one_exchanges_nothing_and_spends_nothing(digits):
+    result = run(make_federation(digits, cohort=1, privacy=gaussian()))
+    assert result.ledger.counts.releases == 0
+    assert result.ledger.epsilon(delta=1e-5).high == 0.0
+    assert result.remote_fraction == 0.0
+
+
+def test_the_ledger_is_in_the_units_of_what_was_noised(digits):
+    """At placement input two records of the box differ by at most √64 = 8, eight times R = 1."""
+    result = run(make_federation(digits, privacy=gaussian(), rounds=1))
+    whole = result.ledger.epsilon(delta=1e-5, distance=math.inf).high
+    assert whole == pytest.approx(gaussian_epsilon(1e-5, noise_multiplier=2.0 / 8.0), rel=1e-9)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
+def test_evaluation_happens_every_k_rounds_and_after_the_last(digits, every, expected):
+    result = run(make_federation(digits, rounds=5, evaluate_every=every), "fedavg")
+    assert [e.round for e in result.evaluations] == expected
+
+
+def test_a_refusal_names_round_and_client(digits):
+    with pytest.raises(ValueError, match=r"^round \d+(, client \d+)?: .*(diverged|not finite)"):
+        run(make_federation(digits, lr=1e9, rounds=20))
+
+
+def test_a_run_stops_between_rounds_when_asked(digits):
+    answers = iter([False, False, True])
+    with pytest.raises(RunStoppedError, match="before round 2 of 3"):
+        run(make_federation(digits), should_stop=lambda: next(answers))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cohort=st.integers(1, 6), tail_steps=st.integers(0, 3), full_steps=st.integers(0, 2), batch=st.integers(1, 400))
+def test_any_sizes_run_to_the_end(digits, cohort, tail_steps, full_steps, batch):
+    federation = make_federation(
+        digits, cohort=cohort, tail_steps=tail_steps, full_steps=full_steps, batch_size=batch, rounds=1, lr=0.01
+    )
+    result = run(federation)
+    assert 0.0 <= result.evaluations[-1].accuracy <= 1.0
+    assert 0.0 <= result.remote_fraction <= 1.0

@@ -1,0 +1,198 @@
+"""Sweeps on real worker processes: the same rows however they were run, and nothing lost."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asfl_privacy.config import load_config
+from asfl_privacy.reporting import read_rows
+from asfl_privacy.sweep import claim_folder, prepare_sweep, run_sweep
+
+RUN_INFO = {"command": "test", "commit": None, "started": "2026-01-01", "config": {}, "versions": {}}
+TINY = {
+    "clients": 6, "cohort": 4, "rounds": 2, "tail_steps": 2, "full_steps": 2, "batch_size": 16, "seeds": 2,
+    "partition": "iid", "placement": "input", "epsilon": ["1", "16"], "evaluate_every": 1,
+}  # fmt: skip
+
+
+def sweep(out: Path, *, workers: int = 2, resume: bool = False, **overrides: object):
+    config = load_config(None, overrides=TINY | overrides)
+    runs = prepare_sweep(config)
+    seen = []
+    rows = run_sweep(
+        config, runs, out=out, workers=workers, resume=resume, run_info=RUN_INFO, on_progress=seen.append
+    )
+    return rows, seen
+
+
+def rows_but_seconds(folder: Path):
+    with (folder / "rows.csv").open(newline="") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small sweep on two workers."""
+    folder = tmp_path_factory.mktemp("sweep") / "two-workers"
+    rows, seen = sweep(folder)
+    return folder, rows, seen
+
+
+def test_a_sweep_leaves_rows_report_table_curve_and_provenance(finished):
+    folder, rows, seen = finished
+    for name in ("rows.csv", "report.md", "report.html", "table.tex", "run.json", "figures/privacy_utility.svg", "figures/privacy_utility.png"):  # fmt: skip
+        assert (folder / name).stat().st_size > 0, name
+    assert [row["status"] for row in rows] == ["ok"] * 8
+    assert read_rows(folder / "rows.csv") == rows
+    assert [progress.done for progress in seen] == list(range(1, 9))
+    assert seen[-1].seconds_left == 0.0
+    page = (folder / "report.html").read_text()
+    for words in ("collude", "Labels", "Model updates", "ideal arithmetic", "ℓ2"):
+        assert words in page, words
+
+
+def test_one_worker_gives_the_same_rows_as_two(finished, tmp_path):
+    sweep(tmp_path / "one", workers=1)
+    assert rows_but_seconds(tmp_path / "one") == rows_but_seconds(finished[0])
+
+
+def test_a_finished_sweep_is_not_run_again_on_resume(finished):
+    folder, rows, _ = finished
+    before = (folder / "rows.csv").read_bytes()
+    again, seen = sweep(folder, resume=True)
+    assert seen == []
+    assert again == rows
+    assert (folder / "rows.csv").read_bytes() == before
+
+
+def test_missing_runs_alone_are_run_on_resume(finished, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    cells = sorted((copy / "cells").iterdir())
+    for folder in (cells[1], cells[6]):
+        shutil.rmtree(folder)
+    (copy / "rows.csv").unlink()
+    _, seen = sweep(copy, resume=True)
+    assert len(seen) == 2
+    assert rows_but_seconds(copy) == rows_but_seconds(finished[0])
+
+
+def test_a_folder_of_another_sweep_is_left_alone(finished, tmp_path):
+    folder = finished[0]
+    config = load_config(None, overrides=TINY)
+    with pytest.raises(ValueError, match="add --resume"):
+        claim_folder(config, out=folder, resume=False)
+    with pytest.raises(ValueError, match="another configuration"):
+        claim_folder(load_config(None, overrides=TINY | {"rounds": 3}), out=folder, resume=True)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and holds no sweep"):
+        claim_folder(config, out=tmp_path, resume=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_run_record_is_named_and_not_overwritten(finished, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    record = sorted((copy / "cells").iterdir())[0] / "row.json"
+    record.write_text(record.read_text()[:40])
+    with pytest.raises(ValueError, match=r"row\.json is no finished run"):
+        sweep(copy, resume=True)
+
+
+FRAGILE = """
+import os
+from collections import OrderedDict
+import torch
+from torch import nn
+
+class Fragile(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act if torch.rand(1).item() < 0.5 else None
+
+    def forward(self, x):
+        if self.training and self.act is not None:
+            self.act()
+        return x
+
+def boom():
+    raise RuntimeError("boom")
+
+def die():
+    os._exit(9)
+
+def network(act, num_classes):
+    fragile = Fragile(act)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+    return nn.Sequential(OrderedDict(body=body, fragile=fragile, out=nn.Linear(8, num_classes)))
+
+def raises(*, input_shape, num_classes):
+    return network(boom, num_classes)
+
+def dies(*, input_shape, num_classes):
+    return network(die, num_classes)
+"""
+
+
+@pytest.fixture
+def fragile_model(tmp_path, monkeypatch):
+    (tmp_path / "fragile_model_module.py").write_text(FRAGILE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("fragile_model")
+@pytest.mark.parametrize(("factory", "reason"), [("raises", "RuntimeError: boom"), ("dies", "worker process died")])
+def test_a_failed_run_is_reported_and_the_rest_go_on(tmp_path, factory, reason):
+    """By seed, some networks fail in training and some do not; whether a run failed follows from its seed alone."""
+    rows, _ = sweep(
+        tmp_path / "out", model=f"fragile_model_module:{factory}", exchange_layer="body", epsilon=["4"], seeds=4
+    )
+    failed = {row["seed"] for row in rows if row["status"] != "ok"}
+    assert 0 < len(failed) < 4
+    for row in rows:
+        assert (row["seed"] in failed) == (row["status"] != "ok") or factory == "dies"
+        assert row["status"] == "ok" or reason in row["status"]
+    if factory == "raises":
+        assert all("round 0, client" in row["status"] for row in rows if row["status"] != "ok")
+        traces = list((tmp_path / "out" / "cells").glob("*.traceback.txt"))
+        assert len(traces) == sum(row["status"] != "ok" for row in rows)
+        assert all("boom()" in trace.read_text() or "self.act()" in trace.read_text() for trace in traces)
+    assert "boom" in (tmp_path / "out" / "report.md").read_text() or factory == "dies"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_goes_on_to_the_same_rows(finished, tmp_path, how):
+    out = tmp_path / "out"
+    flags = [f"--{name.replace('_', '-')}={','.join(v) if isinstance(v, list) else v}" for name, v in TINY.items()]
+    command = [sys.executable, "-m", "asfl_privacy", "sweep", *flags, "--workers", "1", "--out", str(out)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONWARNINGS": ""})  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(out.glob("cells/*/row.json")) and time.monotonic() < deadline and child.poll() is None:
+        time.sleep(0.02)
+    child.send_signal(how)
+    _, errors = child.communicate(timeout=120)
+    kept = len(list(out.glob("cells/*/row.json")))
+    assert child.returncode == 130, errors
+    assert errors.strip().splitlines() == [
+        f"asfl-privacy: interrupted: {kept} of 8 runs are done and kept in {out}; "
+        "go on with the same command and --resume"
+    ]
+    assert 1 <= kept < 8
+    assert not list(out.glob("cells/.unfinished*"))
+    assert not (out / "rows.csv").exists()
+    done = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 8
+    assert rows_but_seconds(out) == rows_but_seconds(finished[0])
