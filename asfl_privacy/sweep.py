@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from multiprocessing.synchronize import Event
 from pathlib import Path
-
-import torch
 
 from asfl_privacy.cells import Cell, make_cells
 from asfl_privacy.config import SweepConfig, load_config
-from asfl_privacy.data import Dataset, load_dataset
-from asfl_privacy.execution import RunStoppedError
-from asfl_privacy.reporting import Row, complete_row, failed_status, write_atomic, write_report
-from asfl_privacy.run import CONFIG_FILE, ROW_FILE, Run, base_row, config_toml, execute_run, prepare_run
+from asfl_privacy.data import Dataset
+from asfl_privacy.reporting import Row, write_atomic
+from asfl_privacy.run import CONFIG_FILE, ROW_FILE, Run, config_toml, prepare_run
+from asfl_privacy.worker import failed_row, kept_row, run_cell, run_folder, start_worker
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -52,7 +48,7 @@ class SweepStoppedError(Exception):
     """The sweep was interrupted; what had ended is kept."""
 
 
-def prepare_sweep(config: SweepConfig) -> tuple[Run, ...]:
+def prepare_sweep(config: SweepConfig, *, data: Dataset) -> tuple[Run, ...]:
     """Check every cell of the grid before anything is written or trained.
 
     `auto` is decided once for all seeds and budgets of a setting, from the first seed's initial weights, so that a
@@ -60,6 +56,7 @@ def prepare_sweep(config: SweepConfig) -> tuple[Run, ...]:
 
     Args:
         config: The grid.
+        data: The data set.
 
     Returns:
         The runs, in the order of rows.csv.
@@ -67,7 +64,6 @@ def prepare_sweep(config: SweepConfig) -> tuple[Run, ...]:
     Raises:
         ValueError: The first thing wrong with the data, the model, a partition, a placement or a calibration.
     """
-    data = load_dataset(config.data, root=Path(config.data_root))
     decided: dict[Cell, Run] = {}
     runs: dict[Cell, Run] = {}
     for cell in make_cells(config):
@@ -84,6 +80,7 @@ def run_sweep(
     config: SweepConfig,
     runs: Sequence[Run],
     *,
+    data: Dataset,
     out: Path,
     workers: int,
     resume: bool,
@@ -95,6 +92,7 @@ def run_sweep(
     Args:
         config: The grid.
         runs: From `prepare_sweep`.
+        data: The data set; workers are handed a copy.
         out: Folder of the report; run folders go below `cells`.
         workers: Worker processes, one thread each.
         resume: Go on in a folder that holds an interrupted sweep of the same configuration.
@@ -118,12 +116,12 @@ def run_sweep(
     claim_folder(config, out=out, resume=resume)
     rows: dict[int, Row] = {}
     for index, run in enumerate(runs):
-        kept = _kept_row(_folder(out, index, run))
+        kept = kept_row(run_folder(out, index, run))
         if kept is not None:
             rows[index] = kept
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
-    for index, row in _run_all(config, runs, waiting, out=out, workers=workers):
+    for index, row in _run_all(config, runs, waiting, data=data, out=out, workers=workers):
         rows[index] = row
         spent = time.monotonic() - started
         left = len(runs) - len(rows)
@@ -139,6 +137,8 @@ def run_sweep(
     ordered = [rows[index] for index in range(len(runs))]
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     statement, warnings = _statement(runs, rows=ordered, out=out)
+    from asfl_privacy.reporting.report import write_report  # loads the plotting libraries, which workers never need
+
     write_report(out, rows=ordered, run_info={**run_info, "decided": notes}, statement=statement, warnings=warnings)
     return ordered
 
@@ -166,24 +166,25 @@ def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
 
 
 def _run_all(
-    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, out: Path, workers: int
+    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, data: Dataset, out: Path, workers: int
 ) -> Iterator[tuple[int, Row]]:
     """Yield (index, row) as runs end; a worker that dies fails the runs it may have been in, and the rest go on."""
     left = list(waiting)
+    packed = pickle.dumps(data)  # not through shared memory, which containers often keep small
     while left:
         crashed: list[int] = []
         with _one_thread_a_process():
             context = multiprocessing.get_context("spawn")
             stop = context.Event()
             pool = ProcessPoolExecutor(
-                min(workers, len(left)), mp_context=context, initializer=_start_worker, initargs=(stop,)
+                min(workers, len(left)), mp_context=context, initializer=start_worker, initargs=(stop, packed)
             )
             futures: dict[Future[Row], int] = {}
             try:
                 with _sigterm_as_interrupt():
                     with _children_ignore_interrupts():
                         for index in left:
-                            future = pool.submit(_run_cell, config, runs[index], _folder(out, index, runs[index]))
+                            future = pool.submit(run_cell, config, runs[index], run_folder(out, index, runs[index]))
                             futures[future] = index
                     pending = set(futures)
                     while pending:
@@ -210,64 +211,7 @@ def _run_all(
             # The pool cannot tell which run killed its process: the first `workers` in line were running.
             for index in sorted(crashed)[:workers]:
                 left.remove(index)
-                yield index, _failed_row(config, runs[index], "the worker process died (out of memory, or killed)")
-
-
-_stop: Event | None = None
-
-
-def _start_worker(stop: Event) -> None:
-    """Make a worker ready: one thread, and Ctrl-C left to the parent."""
-    global _stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    _stop = stop
-
-
-def _run_cell(config: SweepConfig, run: Run, folder: Path) -> Row:
-    """One run in a worker; whatever goes wrong becomes a failed row, with the traceback beside it."""
-    try:
-        data = _dataset(config.data, config.data_root)
-        outcome = execute_run(
-            config, run, data=data, folder=folder, should_stop=lambda: _stop is not None and _stop.is_set()
-        )
-    except RunStoppedError:
-        raise
-    except ValueError as error:  # a phase refused: its line says what to do
-        return _failed_row(config, run, str(error))
-    except Exception as error:  # a bug or a full disk: the sweep goes on, the traceback is kept
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder.parent / f"{folder.name}.traceback.txt", traceback.format_exc())
-        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-        return _failed_row(config, run, f"{where}{type(error).__name__}: {error}")
-    return outcome.row
-
-
-@cache
-def _dataset(name: str, root: str) -> Dataset:
-    return load_dataset(name, root=Path(root))
-
-
-def _failed_row(config: SweepConfig, run: Run, reason: str) -> Row:
-    return complete_row({**base_row(config, run.cell), "status": failed_status(reason)})
-
-
-def _folder(out: Path, index: int, run: Run) -> Path:
-    safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in run.cell.label)
-    return out / "cells" / f"{index:04d}-{safe[:120]}-seed{run.cell.seed}"
-
-
-def _kept_row(folder: Path) -> Row | None:
-    """The row of a finished run, or None."""
-    file = folder / ROW_FILE
-    if not file.is_file():
-        return None
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        return complete_row(record["row"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no finished run ({error}); delete its folder and resume") from None
+                yield index, failed_row(config, runs[index], "the worker process died (out of memory, or killed)")
 
 
 def _statement(runs: Sequence[Run], *, rows: Sequence[Row], out: Path) -> tuple[str, list[str]]:
@@ -275,7 +219,7 @@ def _statement(runs: Sequence[Run], *, rows: Sequence[Row], out: Path) -> tuple[
     warnings: dict[str, None] = {}
     strictest: dict[str, tuple[float, Path, str]] = {}
     for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
-        folder = _folder(out, index, run)
+        folder = run_folder(out, index, run)
         if row["status"] != "ok" or run.privacy is None:
             continue
         warnings |= dict.fromkeys(json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))["warnings"])

@@ -29,7 +29,14 @@ def test_the_default_laplace_grid_varies_epsilon_at_delta_zero():
 
 def test_both_kinds_of_epsilon_and_every_delta_are_crossed():
     found = budgets(cells_of(epsilon=["1", "2"], total_epsilon="8", delta=["1e-5", "1e-6"], seeds=1))
-    assert found == [(1, None, 1e-5), (1, None, 1e-6), (2, None, 1e-5), (2, None, 1e-6), (None, 8, 1e-5), (None, 8, 1e-6)]
+    assert found == [
+        (1, None, 1e-5),
+        (1, None, 1e-6),
+        (2, None, 1e-5),
+        (2, None, 1e-6),
+        (None, 8, 1e-5),
+        (None, 8, 1e-6),
+    ]
 
 
 def test_a_total_alone_replaces_the_default_grid():

@@ -6,7 +6,7 @@ from asfl_privacy.config import SweepConfig, load_config
 
 
 def refused(**overrides):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the caller looks at the line
+    with pytest.raises(ValueError) as caught:
         load_config(None, overrides=overrides)
     line = str(caught.value)
     assert "\n" not in line

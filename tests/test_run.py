@@ -113,7 +113,14 @@ def test_noise_off_is_the_plain_run_bit_for_bit_whatever_privacy_was_asked(digit
 
 def test_the_statement_names_unit_radius_adversary_assumptions_and_open_channels(digits):
     text = outcome_of(digits, epsilon="4").statement
-    for words in ("Privacy unit: one record", "ℓ2 distance at most 1", "collude", "ideal arithmetic", "Labels", "Model updates"):
+    for words in (
+        "Privacy unit: one record",
+        "ℓ2 distance at most 1",
+        "collude",
+        "ideal arithmetic",
+        "Labels",
+        "Model updates",
+    ):
         assert words in text, words
 
 

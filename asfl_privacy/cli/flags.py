@@ -78,27 +78,19 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
     if not arguments or arguments[0] not in ("sweep", "train"):
         return list(arguments)
     spread: list[str] = []
-    flag: str | None = None
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in grids:
-            flag = name
-            values = value.split(",") if equals else []
-        elif flag is not None and not argument.startswith("--"):
-            values = argument.split(",")
-        else:
-            flag, values = None, []
-            spread.append(argument)
-        for one in values:
-            spread += [str(flag), one]
-        if name in grids and not equals and _is_last_value(arguments, argument):
-            spread.append(name)
+    waiting = list(arguments)
+    while waiting:
+        flag, equals, value = waiting[0].partition("=")
+        del waiting[0]
+        if flag not in grids:
+            spread.append(flag + equals + value)
+            continue
+        values = value.split(",") if equals else []
+        while not equals and waiting and not waiting[0].startswith("--"):
+            values += waiting.pop(0).split(",")
+        # Without a value the flag alone is kept, so that the parser says what is missing.
+        spread += [part for one in values for part in (flag, one)] or [flag]
     return spread
-
-
-def _is_last_value(arguments: Sequence[str], argument: str) -> bool:
-    """Whether a grid flag ends the line without a value: it is kept, so that the parser says what is missing."""
-    return arguments[-1] is argument
 
 
 def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:  # noqa: ANN401 - any annotation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 
 from asfl_privacy.cli.bound import bound
@@ -14,12 +14,14 @@ from asfl_privacy.cli.flags import config_flags, spread_lists
 from asfl_privacy.cli.training import sweep, train
 from asfl_privacy.sweep import SweepStoppedError
 
+COMMAND_LINE_ERROR: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+"""What the parser raises; some versions of typer carry a copy of click, so the class is found from theirs."""
+
 GOOD, CHECK_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     name="asfl-privacy",
     help="Private activation sharing for federated learning: bounds, noise, accounts, and privacy–utility tables.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -31,7 +33,7 @@ app.command("account")(account)
 app.command("bound")(bound)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def run_command(argv: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code: 0 good, 1 a check or a run failed, 2 bad input, 130 interrupted.
 
     Args:
@@ -40,20 +42,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: Always.
     """
-    arguments = spread_lists(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = spread_lists(given or ["--help"])
     try:
         result = typer.main.get_command(app).main(args=arguments, prog_name=app.info.name, standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)  # noqa: T201
-        sys.exit(BAD_INPUT)
-    except click.ClickException as error:
-        _leave(error.format_message(), BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
+    except COMMAND_LINE_ERROR as error:
+        _leave(f"{error.format_message()} See asfl-privacy --help.", BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
         _leave("interrupted", INTERRUPTED)
     except SweepStoppedError as error:
         _leave(f"interrupted: {error}; go on with the same command and --resume", INTERRUPTED)
     except (ValueError, OSError) as error:
         _leave(str(error), BAD_INPUT)
+    if not given:
+        sys.exit(BAD_INPUT)
     sys.exit(result if isinstance(result, int) else GOOD)
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
-from asfl_privacy.reporting import Row, display_table, gather_cells
+from asfl_privacy.reporting import Row
 from asfl_privacy.run import check_writable, execute_run, prepare_run
 from asfl_privacy.sweep import Progress, prepare_sweep, run_sweep
 
@@ -44,7 +44,8 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
     """
     console = Console(stderr=as_json, soft_wrap=True)
     started = time.monotonic()
-    runs = prepare_sweep(config)
+    data = load_dataset(config.data, root=Path(config.data_root))
+    runs = prepare_sweep(config, data=data)
     folder = out if out is not None else _default_folder(config, resume=resume)
     processes = workers if workers is not None else len(os.sched_getaffinity(0))
     for note in dict.fromkeys(note for run in runs for note in run.notes):
@@ -54,6 +55,7 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
         rows = run_sweep(
             config,
             runs,
+            data=data,
             out=folder,
             workers=processes,
             resume=resume,
@@ -150,6 +152,9 @@ HIDDEN_ON_TERMINALS = ("ε whole record", "points below FedAvg", "runs", "sensit
 
 def _table(rows: Sequence[Row]) -> Table:
     """The report's table, for a terminal: the columns that fit; the report has them all."""
+    from asfl_privacy.reporting.cells import gather_cells
+    from asfl_privacy.reporting.display import display_table
+
     shown = display_table(gather_cells(rows))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     wanted = [number for number, heading in enumerate(shown.headings) if heading not in HIDDEN_ON_TERMINALS]

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from asfl_privacy.data.dataset import Dataset, make_dataset
 
@@ -58,6 +56,9 @@ def digits(root: Path) -> Dataset:
 
     The mean and standard deviation are the rounded figures of the public set, fixed here as constants.
     """
+    from sklearn.datasets import load_digits  # seconds to import, which other data sets need not pay
+    from sklearn.model_selection import train_test_split
+
     del root  # bundled
     bunch = load_digits()
     images = (bunch.images / 16.0)[:, None].astype(np.float32)

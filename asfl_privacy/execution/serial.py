@@ -26,6 +26,7 @@ from asfl_privacy.federated.steps import evaluate
 from asfl_privacy.federated.streams import torch_seed
 from asfl_privacy.mechanisms import ReleasePlan
 
+
 class RunStoppedError(Exception):
     """The run was asked to stop between two rounds."""
 

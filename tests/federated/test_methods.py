@@ -1,8 +1,8 @@
 """Each method's invariants, from its paper."""
 
-
 import pytest
 import torch
+from federations import make_federation
 from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.federated import METHODS, State, sample_cohort
@@ -10,8 +10,6 @@ from asfl_privacy.federated.methods.asfl import tail_round
 from asfl_privacy.federated.sharing import collect_activations
 from asfl_privacy.federated.streams import numpy_stream
 from asfl_privacy.federated.weights import read_weights
-
-from federations import make_federation
 
 
 def test_one_client_fedavg_is_plain_sgd_bit_for_bit(digits):
@@ -40,9 +38,7 @@ def test_tail_steps_leave_the_head_untouched_and_move_the_tail(digits):
     collected = {c: collect_activations(state, c, federation=federation, plan=None, round=0) for c in (0, 1)}
     assert not any(done.payload.activations.requires_grad for done in collected.values())
     federation.load(state.weights, training=True)
-    drawn, remote = tail_round(
-        0, federation=federation, own=collected[0].own, received=collected[1].payload, round=0
-    )
+    drawn, remote = tail_round(0, federation=federation, own=collected[0].own, received=collected[1].payload, round=0)
     after = read_weights(federation.model)
     head = {name for name in after if name.split(".")[0] in ("normalize", "conv1", "conv2")}
     assert head

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from federations import gaussian, make_federation
 
 from asfl_privacy.federated import State
 from asfl_privacy.federated.sharing import (
@@ -16,8 +17,6 @@ from asfl_privacy.federated.sharing import (
     route_activations,
     tail_pool,
 )
-
-from federations import gaussian, make_federation
 
 
 def collect(federation, client=0, round=0, state=None):
@@ -136,7 +135,9 @@ def test_a_plan_for_other_weights_is_refused(digits):
 
 def test_activations_that_are_not_finite_never_leave(digits):
     federation = make_federation(digits)
-    broken = {name: torch.full_like(v, math.nan) if "conv2" in name else v for name, v in federation.initial_weights.items()}
+    broken = {
+        name: torch.full_like(v, math.nan) if "conv2" in name else v for name, v in federation.initial_weights.items()
+    }
     with pytest.raises(ValueError, match="not finite"):
         collect(federation, state=State(weights=broken))
 

@@ -15,20 +15,28 @@ def make_pool(count=40, num_own=40):
     return Pool(inputs=inputs, labels=torch.arange(count) % 2, num_own=num_own)
 
 
-def test_steps_are_plain_sgd_bit_for_bit():
-    """Written out: w ← w − lr·∇; catches momentum, weight decay, a summed loss."""
+def test_steps_are_torchs_plain_sgd_bit_for_bit():
+    """Catches momentum, weight decay, a summed loss, a stale gradient."""
     pool, rng = make_pool(), np.random.default_rng(1)
     net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     twin.load_state_dict(net.state_dict())
     run_steps(net, pool, num_steps=5, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.3)
     for _ in range(5):
         batch = torch.from_numpy(rng.choice(40, size=8, replace=False))
-        loss = F.cross_entropy(twin(pool.inputs[batch]), pool.labels[batch])
-        gradients = torch.autograd.grad(loss, list(twin.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
-                parameter.add_(gradient, alpha=-0.3)
+        optimizer.zero_grad()
+        F.cross_entropy(twin(pool.inputs[batch]), pool.labels[batch]).backward()
+        optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_parameters_that_the_factory_froze_do_not_move():
+    net = nn.Linear(3, 2)
+    net.weight.requires_grad_(False)
+    before = net.weight.clone(), net.bias.clone()
+    run_steps(net, make_pool(), num_steps=2, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+    assert torch.equal(net.weight, before[0])
+    assert not torch.equal(net.bias, before[1])
 
 
 def test_a_batch_larger_than_the_pool_is_the_whole_pool_once():

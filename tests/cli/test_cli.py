@@ -1,0 +1,234 @@
+"""The command line: right numbers, and one clear line with exit code 2 for whatever is wrong."""
+
+import json
+import math
+import re
+
+import pytest
+
+from asfl_privacy.cli import main
+from asfl_privacy.cli.flags import spread_lists
+from asfl_privacy.config import SweepConfig
+
+TINY = ["--clients", "6", "--cohort", "4", "--rounds", "2", "--tail-steps", "2", "--full-steps", "2", "--batch-size", "16"]
+
+
+def call(capsys, *arguments):
+    """Exit code, standard output and the lines of standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err.strip().splitlines()
+
+
+def numbers(capsys, *arguments):
+    code, out, _ = call(capsys, *arguments, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_calibrate_gives_the_golden_gaussian(capsys):
+    """privacy.md §1: σ/Δ = 3.7306 at (1, 1e-5); the classic formula is 4.8448·… at ε below 1."""
+    found = numbers(capsys, "calibrate", "--mech", "gaussian", "--epsilon", "1", "--delta", "1e-5")
+    assert found["noise_stddev"] == pytest.approx(3.7306, abs=5e-5)
+    assert {"noise_stddev", "noise_multiplier", "method"} <= set(found)
+    doubled = numbers(capsys, "calibrate", "--epsilon", "1", "--sensitivity", "2")
+    assert doubled["noise_stddev"] == pytest.approx(2 * found["noise_stddev"], rel=1e-12)
+    classic = numbers(capsys, "calibrate", "--epsilon", "0.1", "--method", "classic")
+    assert classic["noise_multiplier"] == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 0.1, rel=1e-12)
+
+
+def test_calibrate_gives_laplace_its_scale(capsys):
+    found = numbers(capsys, "calibrate", "--mech", "laplace", "--epsilon", "4", "--sensitivity", "2")
+    assert found["scale"] == 0.5
+    assert found["noise_stddev"] == pytest.approx(math.sqrt(0.5), rel=1e-12)
+
+
+def test_calibrate_for_a_whole_run_never_overspends(capsys):
+    """privacy.md §1: 18.98 for a total of ε = 8 over 1,000 releases."""
+    found = numbers(capsys, "calibrate", "--total-epsilon", "8", "--releases", "1000")
+    assert found["noise_multiplier"] == pytest.approx(18.98, abs=5e-3)
+    assert found["epsilon_total"] <= 8.0
+
+
+@pytest.mark.parametrize(("z", "releases", "epsilon"), [(1, 100, 91.82), (1, 1000, 633.9), (10, 100, 4.377), (50, 1000, 2.594)])
+def test_account_gives_the_golden_gaussian_compositions(capsys, z, releases, epsilon):
+    """privacy.md §3."""
+    found = numbers(capsys, "account", "--noise-multiplier", str(z), "--releases", str(releases), "--delta", "1e-5")
+    assert float(f"{found['epsilon']:.4g}") == epsilon
+    assert found["epsilon_low"] <= found["epsilon"] <= found["epsilon_high"]
+    assert {"epsilon", "epsilon_low", "epsilon_high", "delta", "method"} <= set(found)
+
+
+def test_account_sums_laplace_at_delta_zero(capsys):
+    found = numbers(capsys, "account", "--mech", "laplace", "--noise-multiplier", "10", "--releases", "100")
+    assert found["epsilon"] == pytest.approx(10.0, rel=1e-12)
+    assert found["delta"] == 0.0
+
+
+def test_account_reads_the_ledger_that_train_wrote(capsys, tmp_path):
+    out = tmp_path / "run"
+    row = numbers(capsys, "train", *TINY, "--epsilon", "4", "--placement", "input", "--out", str(out))
+    found = numbers(capsys, "account", str(out / "ledger.json"))
+    assert found["epsilon"] == row["epsilon_total"]
+    anyone = numbers(capsys, "account", str(out / "ledger.json"), "--distance", "inf")
+    assert anyone["epsilon"] == row["epsilon_whole_record"]
+
+
+def test_bound_gives_a_certificate_above_what_search_finds(capsys):
+    found = numbers(capsys, "bound", "--exchange-layer", "conv1", "--p", "1", "--q", "2", "--search")
+    assert {"value", "p", "q", "lower_bound", "tightness", "method", "slack", "layers", "seconds"} <= set(found)
+    assert found["value"] >= found["lower_bound"] > 0
+
+
+def test_train_writes_its_folder_and_refuses_to_write_over_it(capsys, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["train", *TINY, "--mech", "none", "--out", str(out)]
+    assert call(capsys, *arguments)[0] == 0
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    code, _, errors = call(capsys, *arguments)
+    assert (code, len(errors)) == (2, 1)
+    assert "is in use" in errors[0]
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+MODELS = """
+from collections import OrderedDict
+from torch import nn
+
+def batch_norm(*, input_shape, num_classes):
+    conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
+    return nn.Sequential(OrderedDict(conv=conv, out=nn.Sequential(nn.Flatten(), nn.Linear(72, num_classes))))
+
+def too_wide(*, input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
+
+def layer_norm(*, input_shape, num_classes):
+    body = nn.Sequential(nn.Flatten(), nn.Softmax(dim=1))
+    return nn.Sequential(OrderedDict(body=body, out=nn.Linear(64, num_classes)))
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty working directory with a module of unsuitable models."""
+    (tmp_path / "unfit_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+BAD = [
+    (["--epsilon", "0"], "epsilon 0 must be"),
+    (["--epsilon", "-1"], "epsilon -1 must be"),
+    (["--epsilon", "nan"], "epsilon nan must be"),
+    (["--epsilon"], "epsilon"),
+    (["--total-epsilon", "0"], "total_epsilon 0 must be"),
+    (["--delta", "1"], "delta 1 must lie"),
+    (["--delta", "2"], "delta 2 must lie"),
+    (["--delta", "0"], "delta 0 must lie"),
+    (["--radius", "0"], "radius 0 must be"),
+    (["--radius", "any"], "radius any needs a clip"),
+    (["--seeds", "-1"], "seeds -1 must be"),
+    (["--seed", "-1"], "seed -1 must be"),
+    (["--cohort", "21"], "cohort 21 must lie in 1 to 20"),
+    (["--epsilons", "1"], "No such option"),
+    (["extra"], "extra"),
+    (["--config", "absent.toml"], "absent.toml"),
+    (["--data", "digit"], "use one of digits"),
+    (["--model", "resnet"], "use one of lenet"),
+    (["--model", "unfit_models:batch_norm"], "BatchNorm2d in train mode"),
+    (["--model", "unfit_models:too_wide"], "does not fit data digits"),
+    (["--model", "unfit_models:layer_norm", "--placement", "exchange"], "oftmax"),
+    (["--placement", "after:conv7"], "after:conv7"),
+    (["--exchange-layer", "conv7"], "use auto or one of"),
+    (["--noise", "once", "--placement", "exchange"], "noise once"),
+    (["--partition", "dirichlet:1e-9", "--clients", "500"], "use a larger A or fewer clients"),
+    (["--clients", "5000"], "clients 5000"),
+    (["--device", "cuda:7"], "device"),
+    (["--workers", "0"], "workers 0"),
+    (["--out", "/dev/null/reports"], "cannot be written"),
+    (["--resume"], "there is no"),
+]
+
+
+@pytest.mark.parametrize(("flags", "match"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
+def test_bad_input_to_sweep_is_one_line_exit_2_and_nothing_written(capsys, workplace, flags, match):
+    code, out, errors = call(capsys, "sweep", *flags)
+    assert code == 2, errors
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("asfl-privacy: ")
+    assert match in errors[0]
+    assert "Traceback" not in out
+    assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["train", "--epsilon", "1", "4"], "epsilon 1.0, 4.0: train runs one cell"),
+        (["train"], "train runs one cell but the flags give 7"),
+        (["train", "--seeds", "2", "--epsilon", "1"], "seeds 2: train runs one seed"),
+        (["train", "--epsilon", "1", "--out", "/dev/null/run"], "cannot be written"),
+        (["calibrate"], "exactly one must be given"),
+        (["calibrate", "--epsilon", "0", "--delta", "1e-5", "--sensitivity", "0"], "sensitivity"),
+        (["calibrate", "--epsilon", "1", "--method", "classic"], "classic"),
+        (["calibrate", "--epsilon", "16", "--method", "classic"], "classic"),
+        (["calibrate", "--epsilon", "-1"], "epsilon"),
+        (["calibrate", "--epsilon", "1", "--delta", "1"], "delta"),
+        (["calibrate", "--mech", "gumbel", "--epsilon", "1"], "gumbel"),
+        (["calibrate", "--epsilon", "x"], "--epsilon"),
+        (["account"], "either a ledger file or --noise-multiplier"),
+        (["account", "absent.json"], "absent.json"),
+        (["account", "--noise-multiplier", "0"], "noise_multiplier"),
+        (["account", "--noise-multiplier", "1", "--releases", "0"], "releases 0"),
+        (["account", "--noise-multiplier", "1", "--delta", "1"], "delta"),
+        (["account", "--noise-multiplier", "1", "--distance", "0.5"], "distance"),
+        (["bound", "--p", "3"], "p '3' is no norm"),
+        (["bound", "--p", "inf", "--q", "1"], "p"),
+        (["bound", "--model", "unfit_models:batch_norm"], "BatchNorm2d in train mode"),
+        (["bound", "--model", "unfit_models:layer_norm"], "oftmax"),
+        (["bound", "--seed", "-1"], "seed -1"),
+        (["swep"], "swep"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_to_other_commands_is_one_line_exit_2_and_nothing_written(capsys, workplace, arguments, match):
+    code, _, errors = call(capsys, *arguments)
+    assert code == 2, errors
+    assert len(errors) == 1, errors
+    assert match in errors[0]
+    assert list(workplace.iterdir()) == []
+
+
+def test_every_configuration_field_is_a_flag_of_the_same_name(capsys):
+    for command in ("sweep", "train"):
+        code, out, _ = call(capsys, command, "--help")
+        assert code == 0
+        flags = set(re.findall(r"--[a-z-]+", out))
+        assert {f"--{name.replace('_', '-')}" for name in SweepConfig.model_fields} <= flags
+
+
+@pytest.mark.parametrize(
+    ("given", "spread"),
+    [
+        (["sweep", "--epsilon", "1", "4"], ["sweep", "--epsilon", "1", "--epsilon", "4"]),
+        (["sweep", "--epsilon=1,4", "--out", "x"], ["sweep", "--epsilon", "1", "--epsilon", "4", "--out", "x"]),
+        (["sweep", "--epsilon", "-1"], ["sweep", "--epsilon", "-1"]),
+        (["sweep", "--lr", "1", "2"], ["sweep", "--lr", "1", "2"]),
+        (["sweep", "--epsilon"], ["sweep", "--epsilon"]),
+        (["sweep", "--epsilon", "--out", "x"], ["sweep", "--epsilon", "--out", "x"]),
+        (["calibrate", "--epsilon", "1", "4"], ["calibrate", "--epsilon", "1", "4"]),
+        ([], []),
+    ],
+)
+def test_grid_flags_take_several_values(given, spread):
+    assert spread_lists(given) == spread
+
+
+def test_no_command_shows_help_and_exits_2(capsys):
+    code, out, _ = call(capsys)
+    assert code == 2
+    assert "sweep" in out
