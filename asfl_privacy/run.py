@@ -147,8 +147,8 @@ def execute_run(
         config: The configuration.
         run: From `prepare_run`.
         data: The data set.
-        folder: Run folder to write in one step (config.toml, metrics.csv, ledger.json, statement.md, checkpoint.npz,
-            row.json), or None to write nothing.
+        folder: Run folder to write in one step (config.toml, metrics.csv, checkpoint.npz, row.json, and of a
+            private run ledger.json and statement.md), or None to write nothing.
         should_stop: Asked before every round.
 
     Returns:
@@ -167,14 +167,13 @@ def execute_run(
         privacy=run.privacy,
         device=resolve_device(config.device),
     )
-    # Runs without noise keep an empty ledger, whose relation means nothing.
-    ledger = Ledger(p=2.0, radius="any") if run.privacy is None else Ledger(p=run.privacy.p, radius=run.privacy.radius)
+    ledger = None if run.privacy is None else Ledger(p=run.privacy.p, radius=run.privacy.radius)
     result = run_serially(federation, METHODS[run.cell.method], ledger=ledger, should_stop=should_stop)
-    facts = _facts(config, run, data=data)
+    facts = None if run.cell.target is None else _facts(config, run.cell.target, data=data)
     outcome = Outcome(
         row=_row(config, run, federation=federation, result=result),
-        statement="" if facts is None else statement(ledger, facts=facts),
-        warnings=() if facts is None else tuple(warnings_of(ledger, facts=facts)),
+        statement="" if facts is None or ledger is None else statement(ledger, facts=facts),
+        warnings=() if facts is None or ledger is None else tuple(warnings_of(ledger, facts=facts)),
     )
     if folder is not None:
         _write_folder(folder, config=config, run=run, result=result, outcome=outcome)
@@ -251,15 +250,13 @@ def _settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
     )
 
 
-def _facts(config: SweepConfig, run: Run, *, data: Dataset) -> StatementFacts | None:
-    if run.cell.target is None:
-        return None
+def _facts(config: SweepConfig, target: Target, *, data: Dataset) -> StatementFacts:
     return StatementFacts(
-        delta=run.cell.target.delta,
+        delta=target.delta,
         num_records=data.num_records,
         noise=config.noise,
         seeded=True,
-        placement=run.cell.target.placement,
+        placement=target.placement,
     )
 
 
@@ -270,7 +267,7 @@ def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunRe
     return complete_row(
         {
             **base_row(config, run.cell),
-            **({} if run.cell.target is None else _spent(run.cell.target, result=result)),
+            **_spent(run.cell.target, result=result),
             "status": "ok",
             "accuracy": sum(evaluation.accuracy for evaluation in last) / len(last),
             "remote_fraction": result.remote_fraction,
@@ -316,8 +313,10 @@ def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
     return row
 
 
-def _spent(target: Target, *, result: RunResult) -> dict[str, object]:
-    """Noise and ε columns of a private run."""
+def _spent(target: Target | None, *, result: RunResult) -> dict[str, object]:
+    """Noise and ε columns; none without privacy."""
+    if target is None or result.ledger is None:
+        return {}
     ledger, delta, plan = result.ledger, target.delta, result.largest_plan
     spent: dict[str, object] = {
         "epsilon_release": ledger.largest_release(delta=delta),
@@ -337,7 +336,8 @@ def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: RunRes
     try:
         (scratch / CONFIG_FILE).write_text(config_toml(run_config(config, run)), encoding="utf-8")
         (scratch / "metrics.csv").write_text(_metrics(result), encoding="utf-8")
-        result.ledger.save(scratch / LEDGER_FILE)
+        if result.ledger is not None:  # an empty account would say that nothing was given away
+            result.ledger.save(scratch / LEDGER_FILE)
         if outcome.statement:
             (scratch / "statement.md").write_text(outcome.statement, encoding="utf-8")
         arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in result.state.weights.items()}

@@ -89,11 +89,18 @@ def test_a_run_folder_repeats_its_run_to_the_last_bit(digits, tmp_path):
     assert all(np.array_equal(arrays[0][key], arrays[1][key]) for key in arrays[0].files)
 
 
-def test_unnoised_and_fedavg_rows_claim_nothing(digits):
+def test_unnoised_and_fedavg_runs_claim_nothing(digits, tmp_path):
     config = load_config(None, overrides=TINY)
     for cell in make_cells(config)[:2]:
-        outcome = execute_run(config, prepare_run(config, cell, data=digits), data=digits, folder=None)
+        folder = tmp_path / cell.label
+        outcome = execute_run(config, prepare_run(config, cell, data=digits), data=digits, folder=folder)
         assert outcome.statement == ""
+        assert sorted(file.name for file in folder.iterdir()) == [
+            "checkpoint.npz",
+            "config.toml",
+            "metrics.csv",
+            "row.json",
+        ]
         assert outcome.row["epsilon_total"] is None
         assert outcome.row["radius"] is None
     assert outcome.row["method"] == "fedavg"

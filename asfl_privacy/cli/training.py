@@ -159,8 +159,8 @@ def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     wanted = [number for number, heading in enumerate(shown.headings) if heading not in HIDDEN_ON_TERMINALS]
     for number in wanted:
-        heading = shown.headings[number]
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0, overflow="fold")
+        heading = "\n".join(shown.headings[number].split())
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
     for line in shown.lines:
         table.add_row(*(line[number] for number in wanted))
     return table

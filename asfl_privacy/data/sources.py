@@ -74,32 +74,48 @@ def fashion_mnist(root: Path) -> Dataset:
     """70,000 28×28 grey images of clothing: from Debian's package, a torchvision folder, or torchvision's download."""
     from torchvision.datasets import FashionMNIST
 
+    raw = root / "FashionMNIST" / "raw"
+    here = all((raw / file).is_file() for file in FASHION_MNIST_FILES)
+    packaged = not here and DEBIAN_FASHION_MNIST.is_dir()
     with tempfile.TemporaryDirectory() as scratch:
         folder = root
-        if not (root / "FashionMNIST" / "raw").is_dir() and DEBIAN_FASHION_MNIST.is_dir():
+        if packaged:
             # Debian recompresses the files, so torchvision's checksum refuses them; it reads the unpacked ones.
             folder = Path(scratch)
-            raw = folder / "FashionMNIST" / "raw"
-            raw.mkdir(parents=True)
-            for file in FASHION_MNIST_FILES:
-                packed = DEBIAN_FASHION_MNIST / f"{file}.gz"
-                if not packed.is_file():
-                    raise ValueError(
-                        f"data fashion-mnist: {packed} is missing; reinstall with apt-get install dataset-fashion-mnist"
-                    )
-                with gzip.open(packed, "rb") as source, (raw / file).open("wb") as target:
-                    shutil.copyfileobj(source, target)
+            _unpack(folder / "FashionMNIST" / "raw")
+        made = [parent for parent in (raw, *raw.parents) if not parent.exists()]
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                parts = [FashionMNIST(str(folder), train=train, download=folder == root) for train in (True, False)]
-        except (RuntimeError, OSError) as error:
+                parts = [
+                    FashionMNIST(str(folder), train=train, download=not (here or packaged)) for train in (True, False)
+                ]
+        except (RuntimeError, OSError, ValueError) as error:
+            for parent in made:  # a failed download leaves no empty folders behind
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            where = folder if packaged else raw
             raise ValueError(
-                f"data fashion-mnist: no files in {DEBIAN_FASHION_MNIST} or {root / 'FashionMNIST' / 'raw'} and the "
-                f"download failed ({reason}); run apt-get install dataset-fashion-mnist, or put torchvision's files there"
+                f"data fashion-mnist: nothing readable in {DEBIAN_FASHION_MNIST} or {where} and no download ({reason}); run "
+                "apt-get install dataset-fashion-mnist, or put torchvision's files there"
             ) from None
         train, test = ((part.data.numpy()[:, None] / np.float32(255.0), part.targets.numpy()) for part in parts)
     return make_dataset("fashion-mnist", train=train, test=test, num_classes=10, mean=(0.286,), std=(0.353,))
+
+
+def _unpack(raw: Path) -> None:
+    """Debian's files, unpacked where torchvision looks for them."""
+    raw.mkdir(parents=True)
+    for file in FASHION_MNIST_FILES:
+        packed = DEBIAN_FASHION_MNIST / f"{file}.gz"
+        try:
+            with gzip.open(packed, "rb") as source, (raw / file).open("wb") as target:
+                shutil.copyfileobj(source, target)
+        except (OSError, EOFError) as error:
+            raise ValueError(
+                f"data fashion-mnist: {packed} cannot be read ({error}); reinstall with apt-get install "
+                "dataset-fashion-mnist"
+            ) from None
 
 
 def import_object(reference: str, *, what: str) -> object:

@@ -57,7 +57,7 @@ class RunResult:
     Attributes:
         state: The last state.
         evaluations: In order of rounds.
-        ledger: Every private release that was delivered.
+        ledger: Every private release that was delivered; None without privacy, where no account would be true.
         largest_plan: The plan of the round with the most noise, or None.
         traffic: Bytes by channel.
         remote_fraction: α, the share of remote records in all records drawn.
@@ -66,7 +66,7 @@ class RunResult:
 
     state: State
     evaluations: tuple[Evaluation, ...]
-    ledger: Ledger
+    ledger: Ledger | None
     largest_plan: ReleasePlan | None
     traffic: Traffic
     remote_fraction: float
@@ -77,7 +77,7 @@ def run_serially(
     federation: Federation,
     method: Method,
     *,
-    ledger: Ledger,
+    ledger: Ledger | None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Train for the settings' number of rounds.
@@ -85,7 +85,8 @@ def run_serially(
     Args:
         federation: Clients, network and settings.
         method: What to run.
-        ledger: Empty ledger of the run; releases are recorded in it before they are delivered.
+        ledger: Empty ledger of the run, in which releases are recorded before they are delivered; None for a run
+            without privacy.
         should_stop: Asked before every round.
 
     Returns:
@@ -95,6 +96,10 @@ def run_serially(
         ValueError: A phase refused; the line names round and client.
         RunStoppedError: `should_stop` said so.
     """
+    if (ledger is None) != (federation.privacy is None):
+        raise ValueError(
+            "a private run needs a ledger, and a run without privacy must not have one; give both or neither"
+        )
     settings = federation.settings
     started = time.perf_counter()
     state = State(weights=federation.initial_weights)
@@ -113,7 +118,7 @@ def run_serially(
         state = replace(state, clients={**state.clients, **{c: done.client_state for c, done in collected.items()}})
         payloads = {c: done.payload for c, done in collected.items() if done.payload is not None}
         deliveries = method.route(payloads, federation=federation, round=round)
-        if plan is not None:
+        if plan is not None and ledger is not None:
             record_releases(
                 ledger, deliveries, plan=plan, federation=federation, once_counted=once_counted, round=round
             )

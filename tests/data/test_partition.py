@@ -20,8 +20,9 @@ def test_every_record_belongs_to_exactly_one_client(scheme, num_clients, count, 
             labels, num_clients=num_clients, scheme=parse_partition(scheme), rng=np.random.default_rng(seed)
         )
     except ValueError as error:
-        assert scheme == "dirichlet:0.1"
-        assert "in each of 200 draws" in str(error)
+        may_give_up = scheme == "dirichlet:0.1" and "in each of 200 draws" in str(error)
+        if not may_give_up:
+            raise
         return
     assert len(shares) == num_clients
     assert min(len(share) for share in shares) >= 1
@@ -88,8 +89,24 @@ def test_more_clients_than_records_or_shards_than_records_are_refused():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "IID", "iid:3", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"]
-    + ["shards", "shards:0", "shards:1.5", "shards:inf", "shards:nan", "shards:x", "natural"],
+    [
+        "IID",
+        "iid:3",
+        "dirichlet",
+        "dirichlet:",
+        "dirichlet:0",
+        "dirichlet:-1",
+        "dirichlet:nan",
+        "dirichlet:inf",
+        "shards",
+        "shards:0",
+        "shards:1.5",
+        "shards:inf",
+        "shards:nan",
+        "shards:x",
+        "natural",
+        ":",
+    ],
 )
 def test_a_partition_that_does_not_parse_lists_what_does(text):
     with pytest.raises(ValueError, match=r"use iid, dirichlet:A with A > 0, or shards:K"):

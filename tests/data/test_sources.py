@@ -69,6 +69,7 @@ def test_missing_fashion_mnist_says_what_to_install_in_one_line(tmp_path, monkey
     from torchvision.datasets import FashionMNIST
 
     def no_network(self):
+        Path(self.raw_folder).mkdir(parents=True)  # as torchvision does before it downloads
         raise RuntimeError("Error downloading train-images-idx3-ubyte.gz:\nmirror refused")
 
     monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "nowhere")
@@ -76,14 +77,32 @@ def test_missing_fashion_mnist_says_what_to_install_in_one_line(tmp_path, monkey
     with pytest.raises(ValueError, match="apt-get install dataset-fashion-mnist") as caught:
         load_dataset("fashion-mnist", root=tmp_path / "root")
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_incomplete_package_names_the_file(tmp_path, monkeypatch):
     write_idx_files(tmp_path / "debian")
     (tmp_path / "debian" / "t10k-labels-idx1-ubyte.gz").unlink()
     monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
-    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte.gz is missing"):
+    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte.gz cannot be read"):
         load_dataset("fashion-mnist", root=tmp_path / "root")
+
+
+def test_a_truncated_package_file_is_one_line(tmp_path, monkeypatch):
+    write_idx_files(tmp_path / "debian")
+    images = tmp_path / "debian" / "train-images-idx3-ubyte.gz"
+    images.write_bytes(images.read_bytes()[:1000])
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    with pytest.raises(ValueError, match="reinstall with apt-get") as caught:
+        load_dataset("fashion-mnist", root=tmp_path / "root")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_folder_of_a_failed_download_does_not_hide_the_package(tmp_path, monkeypatch):
+    write_idx_files(tmp_path / "debian")
+    (tmp_path / "root" / "FashionMNIST" / "raw").mkdir(parents=True)
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    assert load_dataset("fashion-mnist", root=tmp_path / "root").num_records == 10
 
 
 OWN = """

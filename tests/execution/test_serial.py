@@ -17,7 +17,7 @@ from asfl_privacy.federated import METHODS
 
 def run(federation, method="asfl", **options):
     privacy = federation.privacy
-    ledger = Ledger(p=2.0, radius="any" if privacy is None else privacy.radius)
+    ledger = None if privacy is None else Ledger(p=2.0, radius=privacy.radius)
     return run_serially(federation, METHODS[method], ledger=ledger, **options)
 
 
@@ -143,6 +143,15 @@ def test_the_ledger_is_in_the_units_of_what_was_noised(digits):
     result = run(make_federation(digits, privacy=gaussian(), rounds=1))
     whole = result.ledger.epsilon(delta=1e-5, distance=math.inf).high
     assert whole == pytest.approx(gaussian_epsilon(1e-5, noise_multiplier=2.0 / 8.0), rel=1e-9)
+
+
+def test_a_run_without_noise_has_no_account(digits):
+    """Catches an empty ledger, whose total of 0 would call clean activations private."""
+    assert run(make_federation(digits)).ledger is None
+    with pytest.raises(ValueError, match="must not have one"):
+        run_serially(make_federation(digits), METHODS["asfl"], ledger=Ledger(p=2.0, radius=1.0))
+    with pytest.raises(ValueError, match="needs a ledger"):
+        run_serially(make_federation(digits, privacy=gaussian()), METHODS["asfl"], ledger=None)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
