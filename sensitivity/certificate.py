@@ -1,0 +1,95 @@
+"""The certificate: a proven upper bound on a head's sensitivity, for the head as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from sensitivity.composition import LayerBound
+from sensitivity.errors import StaleCertificateError
+from sensitivity.fingerprint import Fingerprint, take_fingerprint
+from sensitivity.rounding import add_up, mul_up
+from sensitivity.shapes import parse_input_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """A proven bound: ‖y(x) − y(x')‖_q ≤ value·‖x − x'‖_p + slack for every pair of records.
+
+    Attributes:
+        value: bound on the p→q Lipschitz constant, rounded up.
+        p: norm of the input: 1, 2 or math.inf.
+        q: norm of the output: 1, 2 or math.inf.
+        method: how the layers were composed: "norm-dp", "fast" or "product".
+        layers: the operators on the route that gave the value, input first.
+        slack: additive part, in the output norm; 0.0 unless an operator jumps, as Softplus does.
+        fingerprint: what the bound was proven for.
+        lower_bound: largest ratio found by search, or None if no search was asked for.
+    """
+
+    value: float
+    p: float
+    q: float
+    method: str
+    layers: tuple[LayerBound, ...]
+    slack: float
+    fingerprint: Fingerprint = field(repr=False)
+    lower_bound: float | None = None
+
+    def map(self, radius: float) -> float:
+        """Sensitivity for records at p-distance of at most `radius`.
+
+        Args:
+            radius: distance in the input's units, positive and finite.
+
+        Returns:
+            value·radius + slack, rounded up, in the output's units.
+
+        Raises:
+            ValueError: if the radius is not a positive finite number, or the result overflows.
+
+        Example:
+            >>> from sensitivity import certify
+            >>> certify(nn.ReLU(), p=2, q=2, input_shape=(3,)).map(0.5)
+            0.5
+        """
+        is_number = isinstance(radius, int | float) and not isinstance(radius, bool)
+        if not is_number or not math.isfinite(radius) or radius <= 0:
+            raise ValueError(
+                f"radius={radius!r} is no distance: it must be a positive finite number; pass the largest input "
+                "distance"
+            )
+        result = add_up(mul_up(self.value, float(radius)), self.slack)
+        if not math.isfinite(result):
+            raise ValueError(
+                f"sensitivity at radius {radius} overflows float64: no noise can hide it; use a smaller radius"
+            )
+        return result
+
+    def check(self, head: nn.Module, *, input_shape: int | Sequence[int] | None = None) -> None:
+        """Refuse a head that differs from the one this certificate was issued for.
+
+        Args:
+            head: the head about to release.
+            input_shape: shape of one record about to be released, if known; it must be the certified one.
+
+        Raises:
+            StaleCertificateError: naming what changed: modules, mode, hooks, dtype, input shape, parameters or buffers.
+            ValueError: for something that is no module, or a bad shape.
+
+        Guarantee: see `fingerprint.take_fingerprint` for what is compared.
+        """
+        if not isinstance(head, nn.Module):
+            raise ValueError(
+                f"head is a {type(head).__name__}: only a torch.nn.Module can be checked; pass the certified head"
+            )
+        shape = self.fingerprint.input_shape if input_shape is None else parse_input_shape(input_shape)
+        changes = self.fingerprint.changes(take_fingerprint(head, input_shape=shape))
+        if changes:
+            shown = ", ".join(changes[:4]) + (f" and {len(changes) - 4} more" if len(changes) > 4 else "")
+            raise StaleCertificateError(
+                f"changed since the certificate: {shown}; a bound holds for one head only; certify it again"
+            )

@@ -1,0 +1,122 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from dense_oracle import dense_matrix
+from torch import nn
+
+from sensitivity import Certificate, LowerBound, certify, lower_bound
+
+
+def digits_head(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (2, 2)])
+def test_no_pair_of_inputs_exceeds_the_certificate_of_a_digits_head(seed, p, q):
+    head = digits_head(seed)
+    certificate = certify(head, p=p, q=q, input_shape=(1, 8, 8))
+    found = lower_bound(head, p=p, q=q, input_shape=(1, 8, 8), num_steps=30)
+    assert 0.03 * certificate.value < found.value <= certificate.value
+
+
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (2, 2)])
+def test_the_ratio_is_that_of_the_pair_it_names(p, q):
+    head = digits_head().double()
+    found = lower_bound(head, p=p, q=q, input_shape=(1, 8, 8), num_steps=10)
+    pair = torch.stack([found.first, found.second])
+    with torch.no_grad():
+        outputs = head(pair)
+    ratio = torch.linalg.vector_norm(outputs[0] - outputs[1], q) / torch.linalg.vector_norm(pair[0] - pair[1], p)
+    assert found.value <= float(ratio) <= found.value * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (2, 2), (1, math.inf), (2, math.inf), (math.inf, math.inf)])
+def test_a_linear_head_is_searched_to_its_norm(p, q):
+    torch.manual_seed(3)
+    head = nn.Linear(6, 5)
+    found = lower_bound(head, p=p, q=q, input_shape=(6,), num_steps=100)
+    exact = certify(head, p=p, q=q, input_shape=(6,)).value
+    assert 0.999 * exact <= found.value <= exact
+
+
+def test_hard_norms_are_searched_too_and_stay_below_brute_force():
+    torch.manual_seed(4)
+    head = nn.Linear(5, 4)
+    W = dense_matrix(head, (5,))
+    signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 5)).reshape(5, -1)
+    truth = np.linalg.norm(W @ signs, ord=1, axis=0).max()
+    assert 0.9 * truth <= lower_bound(head, p=math.inf, q=1, input_shape=(5,)).value <= truth * (1 + 1e-12)
+
+
+def test_both_records_stay_in_the_box():
+    low, high = torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([1.0, 0.0, 5.0])
+    found = lower_bound(nn.SiLU(), p=2, q=2, input_shape=(3,), input_box=(low, high))
+    for record in (found.first, found.second):
+        assert bool((record >= low).all())
+        assert bool((record <= high).all())
+
+
+def test_the_search_repeats_and_takes_a_generator():
+    head = digits_head()
+    first = lower_bound(head, p=2, q=2, input_shape=(1, 8, 8), num_steps=3)
+    again = lower_bound(head, p=2, q=2, input_shape=(1, 8, 8), num_steps=3)
+    other = lower_bound(head, p=2, q=2, input_shape=(1, 8, 8), num_steps=3, generator=torch.Generator().manual_seed(9))
+    assert first.value == again.value != other.value
+
+
+def test_a_parametrised_head_is_searched_without_touching_its_class():
+    """Mutation caught: removing parametrisations from the copy, which edits the class that both share."""
+    torch.manual_seed(0)
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    before = copy.deepcopy(head.state_dict())
+    for p, q in ((1, 1), (1, 2), (2, 2)):
+        bound = certify(head, p=p, q=q, input_shape=(4,)).value
+        assert 0.9 * bound <= lower_bound(head, p=p, q=q, input_shape=(4,)).value <= bound
+    assert all(torch.equal(before[name], value) for name, value in head.state_dict().items())
+
+
+def test_lower_and_upper_bounds_share_no_type():
+    found = lower_bound(nn.ReLU(), p=2, q=2, input_shape=(2,))
+    assert isinstance(found, LowerBound)
+    assert not isinstance(found, Certificate)
+    assert not hasattr(found, "map")
+
+
+def test_a_constant_head_has_ratio_zero():
+    head = nn.Linear(3, 2)
+    nn.init.zeros_(head.weight)
+    assert lower_bound(head, p=1, q=1, input_shape=(3,)).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"p": 3}, "p=3"),
+        ({"input_shape": ()}, "input_shape"),
+        ({"input_box": (1.0, 0.0)}, "input_box"),
+        ({"input_box": (1.0, 1.0)}, "single point"),
+        ({"num_starts": 0}, "num_starts"),
+        ({"num_steps": 1.5}, "num_steps"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        lower_bound(nn.ReLU(), **{"p": 1, "q": 1, "input_shape": (3,), **arguments})
+
+
+def test_a_head_that_mixes_records_is_refused():
+    with pytest.raises(ValueError, match="train mode"):
+        lower_bound(nn.BatchNorm1d(3), p=1, q=1, input_shape=(3,))
