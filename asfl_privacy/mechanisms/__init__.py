@@ -1,1 +1,33 @@
-"""Room: mechanisms."""
+"""Mechanisms: clipping, noise, placements, and the release that joins certificate and noise."""
+
+from asfl_privacy.mechanisms.auto import PlacementChoice, choose_placement
+from asfl_privacy.mechanisms.clipping import clip_rows
+from asfl_privacy.mechanisms.families import make_mechanism
+from asfl_privacy.mechanisms.gaussian import Gaussian
+from asfl_privacy.mechanisms.laplace import Laplace
+from asfl_privacy.mechanisms.mechanism import Mechanism
+from asfl_privacy.mechanisms.noise_layer import NoiseLayer, insert_noise
+from asfl_privacy.mechanisms.placement import split_head, valid_placements
+from asfl_privacy.mechanisms.release import ReleasePlan, add_noise, apply_release, finish_release, plan_release
+from asfl_privacy.mechanisms.release_sensitivity import ReleaseSensitivity, release_sensitivity
+
+__all__ = [
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "NoiseLayer",
+    "PlacementChoice",
+    "ReleasePlan",
+    "ReleaseSensitivity",
+    "add_noise",
+    "apply_release",
+    "choose_placement",
+    "clip_rows",
+    "finish_release",
+    "insert_noise",
+    "make_mechanism",
+    "plan_release",
+    "release_sensitivity",
+    "split_head",
+    "valid_placements",
+]

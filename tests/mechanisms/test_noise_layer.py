@@ -1,0 +1,196 @@
+"""NoiseLayer and insert_noise: fresh everywhere, refused where it must be."""
+
+import copy
+import os
+import pickle
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from asfl_privacy.mechanisms import Gaussian, Laplace, NoiseLayer, insert_noise
+from sensitivity import StaleCertificateError, certify
+
+
+@pytest.fixture
+def head():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()),
+            conv2=nn.Sequential(nn.Conv2d(4, 2, 3), nn.ReLU()),
+        )
+    ).eval()
+
+
+def in_a_fork(draw):
+    """What ``draw`` returns in a forked child, as bytes."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at a fork
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, draw())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as stream:
+        return stream.read()
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(noise_stddev=1.0), Laplace(scale=1.0)])
+def test_forks_and_copies_never_share_noise(mechanism):
+    """Catches: noise from torch's or numpy's global generator, which forked children inherit."""
+    layer = NoiseLayer(mechanism)
+    x = torch.zeros(1, 64)
+    draws = [in_a_fork(lambda: layer(x).numpy().tobytes()) for _ in range(2)] + [layer(x).numpy().tobytes()]
+    torch.manual_seed(0)
+    draws.append(copy.deepcopy(layer)(x).numpy().tobytes())
+    torch.manual_seed(0)
+    draws.append(layer(x).numpy().tobytes())
+    draws.append(pickle.loads(pickle.dumps(layer))(x).numpy().tobytes())
+    assert all(len(draw) == 256 for draw in draws)
+    assert len(set(draws)) == len(draws)
+
+
+def test_a_copy_of_a_seeded_layer_draws_on_from_the_same_generator():
+    """Catches: deepcopy cloning the generator, so that both draw the same noise."""
+    layer = NoiseLayer(Gaussian(noise_stddev=1.0), generator=torch.Generator().manual_seed(0))
+    twin = copy.deepcopy(layer)
+    x = torch.zeros(1, 64)
+    assert not bool((layer(x) == twin(x)).any())
+
+
+def test_a_seeded_layer_is_refused_in_another_process():
+    layer = NoiseLayer(Gaussian(noise_stddev=1.0), generator=torch.Generator().manual_seed(0))
+
+    def attempt():
+        try:
+            return layer(torch.zeros(1, 4)).numpy().tobytes()
+        except ValueError as error:
+            return str(error).encode()
+
+    assert b"another process" in in_a_fork(attempt)
+    with pytest.raises(ValueError, match="pickled copy"):
+        pickle.dumps(layer)
+
+
+def test_a_noise_layer_adds_nothing_to_the_state_dict(head):
+    noisy = insert_noise(head, Gaussian(noise_stddev=1.0), placement="after:conv1")
+    assert list(noisy.state_dict()) == list(head.state_dict())
+    noisy.load_state_dict(head.state_dict())
+    assert len(list(noisy.parameters())) == len(list(head.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("placement", "names"),
+    [
+        ("input", ["noise", "conv1", "conv2"]),
+        ("after:conv1", ["conv1", "noise", "conv2"]),
+        ("after:conv2", ["conv1", "conv2", "noise"]),
+        ("exchange", ["conv1", "conv2", "noise"]),
+    ],
+)
+def test_placements(head, placement, names):
+    """Catches: noise one block too early or too late, and modules copied instead of shared."""
+    noisy = insert_noise(head, Gaussian(noise_stddev=1e-3), placement=placement)
+    assert list(noisy._modules) == names
+    assert noisy.conv1 is head.conv1
+    assert not noisy.training
+    assert list(head._modules) == ["conv1", "conv2"]
+    x = torch.rand(2, 1, 8, 8)
+    assert 0.0 < float((noisy(x) - head(x)).detach().abs().max()) < 0.1
+
+
+def test_unknown_placements_list_the_valid_ones(head):
+    for placement in ("auto", "after:conv3", "conv1", ""):
+        with pytest.raises(ValueError, match="input, after:conv1, after:conv2, exchange"):
+            insert_noise(head, Gaussian(noise_stddev=1.0), placement=placement)
+    with pytest.raises(ValueError, match=r"nn\.Sequential"):
+        insert_noise(nn.Linear(2, 2), Gaussian(noise_stddev=1.0), placement="input")
+    with pytest.raises(ValueError, match=r"nn\.Sequential"):
+        insert_noise(nn.Sequential(), Gaussian(noise_stddev=1.0), placement="input")
+
+
+def test_a_stale_certificate_is_refused(head):
+    """Catches: calibrating once and training on; also in a deep copy, whose weights are its own."""
+    certificate = certify(head, p=2, q=2, input_shape=(1, 8, 8))
+    mechanism = Gaussian.calibrate(epsilon=1.0, delta=1e-5, sensitivity=certificate.map(0.1), certificate=certificate)
+    noisy = insert_noise(head, mechanism, placement="exchange")
+    x = torch.rand(2, 1, 8, 8)
+    noisy(x)
+    twin = copy.deepcopy(noisy)
+    twin(x)
+    with torch.no_grad():
+        twin.conv1[0].weight *= 2.0
+    with pytest.raises(StaleCertificateError):
+        twin(x)
+    noisy(x)
+    with torch.no_grad():
+        head.conv2[0].bias += 1.0
+    with pytest.raises(StaleCertificateError):
+        noisy(x)
+    with pytest.raises(StaleCertificateError):
+        insert_noise(head, mechanism, placement="exchange")
+
+
+def test_a_certificate_for_another_prefix_is_refused(head):
+    certificate = certify(head.conv1, p=2, q=2, input_shape=(1, 8, 8))
+    mechanism = Gaussian(noise_stddev=1.0, certificate=certificate)
+    with pytest.raises(StaleCertificateError):
+        insert_noise(head, mechanism, placement="exchange")
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (torch.ones(2, 2, dtype=torch.float16), "float32 or float64"),
+        (torch.ones(2, 2, dtype=torch.bfloat16), "float32 or float64"),
+        (torch.ones(2, 2, dtype=torch.int64), "float32 or float64"),
+        (torch.tensor([[float("nan"), 1.0, 2.0]]), "NaN or inf"),
+        (torch.tensor([[float("inf")]]), "NaN or inf"),
+        (torch.empty(0, 3), "at least one record"),
+        (torch.tensor(1.0), "at least one record"),
+        (torch.tensor([[1e9]]), "swallow the noise"),
+        ([[1.0]], "torch tensor"),
+    ],
+)
+def test_what_must_not_leave_is_refused_in_one_line(bad, words):
+    """Catches: max(0., nan) and friends; noise lost to rounding; an empty batch."""
+    layer = NoiseLayer(Gaussian(noise_stddev=1.0))
+    with pytest.raises(ValueError, match=words) as caught:
+        layer(bad)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stddev", [1e-40, 1e-32, 1e37])
+def test_noise_that_the_type_cannot_hold_is_refused(stddev):
+    """Catches: noise that float32 rounds to zero beside activations of zero."""
+    with pytest.raises(ValueError, match="cannot hold such noise"):
+        NoiseLayer(Gaussian(noise_stddev=stddev))(torch.zeros(1, 4))
+    assert bool(NoiseLayer(Gaussian(noise_stddev=stddev))(torch.zeros(1, 4, dtype=torch.float64)).all())
+
+
+def test_autocast_is_refused():
+    layer = NoiseLayer(Gaussian(noise_stddev=1.0))
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="autocast"):
+        layer(torch.ones(1, 2))
+
+
+def test_a_batch_of_one_is_noised():
+    assert NoiseLayer(Laplace(scale=1.0))(torch.zeros(1, 3)).shape == (1, 3)
+
+
+def test_gradients_pass_through_unchanged():
+    x = torch.ones(2, 3, requires_grad=True)
+    NoiseLayer(Gaussian(noise_stddev=1.0))(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(2, 3))
+
+
+def test_a_mechanism_is_due():
+    with pytest.raises(ValueError, match="a noise mechanism is due"):
+        NoiseLayer(1.0)
