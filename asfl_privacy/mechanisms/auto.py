@@ -15,6 +15,9 @@ from asfl_privacy.mechanisms.placement import check_eval, split_head, valid_plac
 from asfl_privacy.mechanisms.release_sensitivity import release_sensitivity
 from sensitivity import UnsupportedModuleError
 
+TIE = 0.1
+"""Placements whose disturbances differ by less than this share count as equal."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementChoice:
@@ -63,7 +66,8 @@ def choose_placement(
     Returns:
         The choice. Each candidate's noise z·Δ is added to synthetic activations and pushed through the rest of the
         head; the smallest mean squared disturbance at the exchange layer, relative to the undisturbed activations,
-        wins. Ties go to the placement nearest the input.
+        wins. Ties go to the placement nearest the input: a later one must be better by more than a tenth, which the
+        trial noise alone does not reach (behind a mere rescaling both are equal in truth).
 
     Raises:
         ValueError: if a value is out of range, or the head is not in eval mode.
@@ -116,7 +120,10 @@ def choose_placement(
     finite = {placement: value for placement, value in relative_noise.items() if math.isfinite(value)}
     if not finite:
         raise ValueError("no placement of this head gives a finite disturbance: check its weights")
-    choice = min(finite, key=lambda placement: finite[placement])  # the first, nearest the input, wins a tie
+    choice = next(iter(finite))
+    for placement, value in finite.items():
+        if value < (1.0 - TIE) * finite[choice]:
+            choice = placement
     numbers = ", ".join(f"{placement} {value:.3g}" for placement, value in relative_noise.items())
     reason = (
         f"{choice}: least mean squared disturbance of the exchanged activations at noise multiplier "

@@ -79,7 +79,7 @@ def radius_in_words(radius: Value, p: Value) -> str:
     meaning = _NORM_MEANINGS.get(float(p), "")
     return (
         f"Neighbours are two images whose pixel difference has {norm} norm at most {exact(radius)} ({meaning}); "
-        "a pixel runs from 0 to 1, before any normalisation."
+        "in the data's own units, before any normalisation: in the built-in image sets a pixel runs from 0 to 1."
     )
 
 

@@ -10,7 +10,20 @@ from asfl_privacy.cli import main
 from asfl_privacy.cli.flags import spread_lists
 from asfl_privacy.config import SweepConfig
 
-TINY = ["--clients", "6", "--cohort", "4", "--rounds", "2", "--tail-steps", "2", "--full-steps", "2", "--batch-size", "16"]
+TINY = [
+    "--clients",
+    "6",
+    "--cohort",
+    "4",
+    "--rounds",
+    "2",
+    "--tail-steps",
+    "2",
+    "--full-steps",
+    "2",
+    "--batch-size",
+    "16",
+]
 
 
 def call(capsys, *arguments):
@@ -51,7 +64,9 @@ def test_calibrate_for_a_whole_run_never_overspends(capsys):
     assert found["epsilon_total"] <= 8.0
 
 
-@pytest.mark.parametrize(("z", "releases", "epsilon"), [(1, 100, 91.82), (1, 1000, 633.9), (10, 100, 4.377), (50, 1000, 2.594)])
+@pytest.mark.parametrize(
+    ("z", "releases", "epsilon"), [(1, 100, 91.82), (1, 1000, 633.9), (10, 100, 4.377), (50, 1000, 2.594)]
+)
 def test_account_gives_the_golden_gaussian_compositions(capsys, z, releases, epsilon):
     """privacy.md §3."""
     found = numbers(capsys, "account", "--noise-multiplier", str(z), "--releases", str(releases), "--delta", "1e-5")

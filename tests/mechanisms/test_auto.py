@@ -34,6 +34,18 @@ def test_gaussian_noise_before_a_tie_goes_to_the_input():
     assert choose(identity).placement == "input"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_behind_a_rescaling_is_a_tie_that_the_input_wins(seed):
+    """σ = zR/s behind a division by s is σ = zR before it. Catches a choice decided by the trial noise."""
+
+    class Halve(nn.Module):
+        def forward(self, x):
+            return x / 0.376
+
+    head = nn.Sequential(OrderedDict(normalize=Halve(), fc=nn.Linear(64, 16), relu=nn.ReLU())).eval()
+    assert choose(head, seed=seed).placement == "input"
+
+
 def test_laplace_with_an_l2_radius_goes_behind_a_narrow_block():
     """At the input b = 8zR on 64 numbers: variance 2·64·64·z²R² at the sum; behind it b = 8zR once: 64 times less."""
     choice = choose(averaging(), mechanism="laplace", num_samples=4096)
