@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import SweepConfig
@@ -65,7 +63,7 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
     if as_json:
         print(json.dumps(rows))  # noqa: T201
     else:
-        console.print(_table(rows))
+        console.print(f"\n{_table(rows)}\n", highlight=False, markup=False)
         console.print(f"{time.monotonic() - started:.0f} s; report: {folder / 'report.html'}", highlight=False)
     return 0 if all(row["status"] == "ok" for row in rows) else 1
 
@@ -150,20 +148,21 @@ def _line(row: Row, label: str) -> str:
 HIDDEN_ON_TERMINALS = ("ε whole record", "points below FedAvg", "runs", "sensitivity")
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    """The report's table, for a terminal: the columns that fit; the report has them all."""
+def _table(rows: Sequence[Row]) -> str:
+    """The report's table in plain columns, the widest ones left to the report; never cut, whatever the terminal."""
     from asfl_privacy.reporting.cells import gather_cells
     from asfl_privacy.reporting.display import display_table
 
     shown = display_table(gather_cells(rows))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     wanted = [number for number, heading in enumerate(shown.headings) if heading not in HIDDEN_ON_TERMINALS]
-    for number in wanted:
-        heading = "\n".join(shown.headings[number].split())
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
-    for line in shown.lines:
-        table.add_row(*(line[number] for number in wanted))
-    return table
+    lines = [[line[number] for number in wanted] for line in (shown.headings, *shown.lines)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(wanted))]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    )
 
 
 def _single_run(config: SweepConfig) -> SweepConfig:

@@ -127,7 +127,8 @@ def choose_placement(
     numbers = ", ".join(f"{placement} {value:.3g}" for placement, value in relative_noise.items())
     reason = (
         f"{choice}: least mean squared disturbance of the exchanged activations at noise multiplier "
-        f"{noise_multiplier:g} on {num_samples} synthetic inputs ({numbers})"
+        f"{noise_multiplier:g} on {num_samples} synthetic inputs ({numbers}); "
+        "within a tenth counts as a tie, which the earlier place wins"
     )
     if skipped:
         reason += f"; no certificate at {', '.join(skipped)}"
