@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import pickle
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asfl_privacy.cells import Cell, make_cells
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
+from asfl_privacy.pool import run_on_workers
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.run import CONFIG_FILE, ROW_FILE, Run, config_toml, prepare_run
-from asfl_privacy.worker import failed_row, kept_row, run_cell, run_folder, start_worker
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+from asfl_privacy.worker import kept_row, run_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +34,6 @@ class Progress:
     done: int
     total: int
     seconds_left: float | None
-
-
-class SweepStoppedError(Exception):
-    """The sweep was interrupted; what had ended is kept."""
 
 
 def prepare_sweep(config: SweepConfig, *, data: Dataset) -> tuple[Run, ...]:
@@ -121,7 +109,7 @@ def run_sweep(
             rows[index] = kept
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
-    for index, row in _run_all(config, runs, waiting, data=data, out=out, workers=workers):
+    for index, row in run_on_workers(config, runs, waiting, data=data, out=out, workers=workers):
         rows[index] = row
         spent = time.monotonic() - started
         left = len(runs) - len(rows)
@@ -165,59 +153,10 @@ def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
         raise ValueError(f"out {out} cannot be written ({error.strerror}); give a folder that can") from None
 
 
-def _run_all(
-    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, data: Dataset, out: Path, workers: int
-) -> Iterator[tuple[int, Row]]:
-    """Yield (index, row) as runs end; a worker that dies fails the runs it may have been in, and the rest go on."""
-    left = list(waiting)
-    packed = pickle.dumps(data)  # not through shared memory, which containers often keep small
-    while left:
-        crashed: list[int] = []
-        with _one_thread_a_process():
-            context = multiprocessing.get_context("spawn")
-            stop = context.Event()
-            pool = ProcessPoolExecutor(
-                min(workers, len(left)), mp_context=context, initializer=start_worker, initargs=(stop, packed)
-            )
-            futures: dict[Future[Row], int] = {}
-            try:
-                with _sigterm_as_interrupt():
-                    with _children_ignore_interrupts():
-                        for index in left:
-                            future = pool.submit(run_cell, config, runs[index], run_folder(out, index, runs[index]))
-                            futures[future] = index
-                    pending = set(futures)
-                    while pending:
-                        done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                        for future in done:
-                            index = futures[future]
-                            error = future.exception()
-                            if isinstance(error, BrokenProcessPool):
-                                crashed.append(index)
-                                continue
-                            left.remove(index)
-                            yield index, future.result()
-            except KeyboardInterrupt:
-                stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-                done_now = len(runs) - len(left)
-                raise SweepStoppedError(f"{done_now} of {len(runs)} runs are done and kept in {out}") from None
-            except BaseException:
-                stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-            pool.shutdown(wait=True)
-        if crashed:
-            # The pool cannot tell which run killed its process: the first `workers` in line were running.
-            for index in sorted(crashed)[:workers]:
-                left.remove(index)
-                yield index, failed_row(config, runs[index], "the worker process died (out of memory, or killed)")
-
-
 def _statement(runs: Sequence[Run], *, rows: Sequence[Row], out: Path) -> tuple[str, list[str]]:
-    """The statement of the strictest cell of each mechanism, and every warning once."""
+    """The statement of the strictest cell of each mechanism and neighbouring relation, and every warning once."""
     warnings: dict[str, None] = {}
-    strictest: dict[str, tuple[float, Path, str]] = {}
+    strictest: dict[tuple[object, ...], tuple[float, Path, str]] = {}
     for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
         folder = run_folder(out, index, run)
         if row["status"] != "ok" or run.privacy is None:
@@ -225,9 +164,9 @@ def _statement(runs: Sequence[Run], *, rows: Sequence[Row], out: Path) -> tuple[
         warnings |= dict.fromkeys(json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))["warnings"])
         epsilon = row["epsilon_total"]
         assert isinstance(epsilon, float)
-        name = f"{run.privacy.mechanism}"
-        if name not in strictest or epsilon < strictest[name][0]:
-            strictest[name] = (epsilon, folder, f"{run.cell.label}, seed {run.cell.seed}")
+        promise = (run.privacy.mechanism, run.privacy.radius, run.privacy.p)
+        if promise not in strictest or epsilon < strictest[promise][0]:
+            strictest[promise] = (epsilon, folder, f"{run.cell.label}, seed {run.cell.seed}")
     if not strictest:
         return "Nothing private was released: these runs promise nothing.", list(warnings)
     parts = []
@@ -235,54 +174,7 @@ def _statement(runs: Sequence[Run], *, rows: Sequence[Row], out: Path) -> tuple[
         text = (folder / "statement.md").read_text(encoding="utf-8")
         body = text.partition("\n")[2].lstrip("\n")
         parts.append(
-            f"**The cell with the least ε: {title}.** Each run's own statement lies in its folder below `cells`; unit, "
-            f"adversary, assumptions and what is not covered are the same for all.\n\n{body}"
+            f"**The cell with the least ε of its mechanism and radius: {title}.** Each run's own statement lies in its folder "
+            f"below `cells`; adversary, assumptions and what is not covered are the same for all.\n\n{body}"
         )
     return "\n".join(parts), list(warnings)
-
-
-@contextmanager
-def _one_thread_a_process() -> Iterator[None]:
-    """Have child processes start with one thread each, whatever the machine offers."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    """Have processes started now ignore Ctrl-C from their first instant on: it is the parent that ends a sweep."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C while runs are out, where signals can be handled (the main thread)."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -30,18 +30,18 @@ class _Worker:
 _worker: _Worker | None = None
 
 
-def start_worker(stop: Event, packed: bytes) -> None:
+def start_worker(stop: Event, packed: Path) -> None:
     """Make this process a worker: one thread, Ctrl-C left to the parent, the data set unpacked.
 
     Args:
         stop: Set by the parent to end runs between two rounds.
-        packed: The data set, pickled by the parent.
+        packed: File of the data set, pickled by the parent.
     """
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    _worker = _Worker(stop=stop, data=pickle.loads(packed))
+    _worker = _Worker(stop=stop, data=pickle.loads(packed.read_bytes()))
 
 
 def run_cell(config: SweepConfig, run: Run, folder: Path) -> Row:

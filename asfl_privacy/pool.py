@@ -1,0 +1,164 @@
+"""The pool: worker processes that run cells, and what happens when one dies or the user stops."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+
+from asfl_privacy.config import SweepConfig
+from asfl_privacy.data import Dataset
+from asfl_privacy.reporting import Row
+from asfl_privacy.run import Run
+from asfl_privacy.worker import failed_row, run_cell, run_folder, start_worker
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class SweepStoppedError(Exception):
+    """The sweep was interrupted; what had ended is kept."""
+
+
+def run_on_workers(
+    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, data: Dataset, out: Path, workers: int
+) -> Iterator[tuple[int, Row]]:
+    """Run cells on worker processes and give each row as its run ends.
+
+    A worker that dies (out of memory, killed) does not say which run it was in. The runs that may have been its are
+    tried again one at a time, so that exactly the run that kills its process fails.
+
+    Args:
+        config: The configuration.
+        runs: All runs of the sweep.
+        waiting: Indices of those to run.
+        data: The data set; each worker gets a copy.
+        out: The sweep's folder.
+        workers: Number of processes, one thread each.
+
+    Yields:
+        Index and row of a run that has ended, well or not.
+
+    Raises:
+        SweepStoppedError: Ctrl-C or SIGTERM; workers stop before their next round.
+    """
+    with tempfile.TemporaryDirectory(prefix="asfl-privacy-") as scratch:
+        # Through a file: shared memory is often small in containers, and arguments of more than a pipe's buffer would
+        # hold up the start of each process until the one before has imported everything.
+        packed = Path(scratch) / "data.pickle"
+        packed.write_bytes(pickle.dumps(data))
+        yield from _run_batches(config, runs, waiting, packed=packed, out=out, workers=workers)
+
+
+def _run_batches(
+    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, packed: Path, out: Path, workers: int
+) -> Iterator[tuple[int, Row]]:
+    """Run batches of cells, and again one at a time those among which a process died."""
+    batches = [(list(waiting), workers)] if waiting else []
+    ended = len(runs) - len(waiting)
+    while batches:
+        batch, processes = batches.pop()
+        left = list(batch)
+        try:
+            for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes):
+                left.remove(index)
+                ended += 1
+                yield index, row
+        except KeyboardInterrupt:
+            raise SweepStoppedError(f"{ended} of {len(runs)} runs are done and kept in {out}") from None
+        if not left:
+            continue
+        if processes == 1:
+            culprit = left.pop(0)
+            ended += 1
+            yield culprit, failed_row(config, runs[culprit], "the worker process died (out of memory, or killed)")
+            batches.append((left, 1))
+        else:
+            # Runs start in order, so those that were running are the first ones left.
+            batches += [(left[processes:], processes), (left[:processes], 1)]
+        batches = [pair for pair in batches if pair[0]]
+
+
+def _run_batch(
+    config: SweepConfig, runs: Sequence[Run], batch: Sequence[int], *, packed: Path, out: Path, processes: int
+) -> Iterator[tuple[int, Row]]:
+    """Give rows until the batch is done or a process has died."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    with _one_thread_a_process(), _sigterm_as_interrupt():
+        pool = ProcessPoolExecutor(
+            min(processes, len(batch)), mp_context=context, initializer=start_worker, initargs=(stop, packed)
+        )
+        try:
+            futures: dict[Future[Row], int] = {}
+            with _children_ignore_interrupts():
+                for index in batch:
+                    try:
+                        future = pool.submit(run_cell, config, runs[index], run_folder(out, index, runs[index]))
+                    except BrokenProcessPool:  # a process has died already
+                        break
+                    futures[future] = index
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    if not isinstance(future.exception(), BrokenProcessPool):
+                        yield futures[future], future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        pool.shutdown(wait=True)
+
+
+@contextmanager
+def _one_thread_a_process() -> Iterator[None]:
+    """Have child processes start with one thread each, whatever the machine offers."""
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    """Have processes started now ignore Ctrl-C from their first instant on: it is the parent that ends a sweep."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C while runs are out, where signals can be handled (the main thread)."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
