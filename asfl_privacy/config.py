@@ -89,12 +89,19 @@ class SweepConfig(BaseModel):
     def _known_norm(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _each_of(value, tuple(NORMS), may_be_empty=True)
 
-    @field_validator("norm", "radius", "exchange_layer", "placement", mode="before")
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_values(cls, value: object) -> object:
+        values = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(one, bool) for one in values):
+            raise ValueError(f"{value} is a truth value, which no field takes; give a number or a name")
+        return value
+
+    @field_validator("norm", "exchange_layer", mode="before")
     @classmethod
     def _text_of_numbers(cls, value: object) -> object:
-        values = _as_sequence(value)
-        assert isinstance(values, list | tuple)
-        return tuple(f"{v:g}" if isinstance(v, int | float) and not isinstance(v, bool) else v for v in values)
+        values = value if isinstance(value, list | tuple) else (value,)
+        return tuple(f"{v:g}" if isinstance(v, int | float) else v for v in values)
 
     @field_validator("radius")
     @classmethod
@@ -186,6 +193,11 @@ class SweepConfig(BaseModel):
                 f"noise once with placement {', '.join(self.placement)}: a record's noise can be kept only at the input, as "
                 "the head changes every round; use placement input"
             )
+        budgets = {"epsilon": self.epsilon, "total_epsilon": self.total_epsilon, "delta": self.delta}
+        asked = next((name for name, values in budgets.items() if values), None)
+        if asked is not None and ("asfl" not in self.method or set(self.mech) == {"none"}):
+            reason = "mech none" if "asfl" in self.method else f"method {', '.join(self.method)}"
+            raise ValueError(f"{asked} has no effect with {reason}, which releases nothing private; leave it out")
         if self.delta and "gaussian" not in self.mech:
             raise ValueError(
                 f"delta {', '.join(f'{d:g}' for d in self.delta)} has no effect: the Laplace mechanism has δ = 0; leave it out"
@@ -214,7 +226,7 @@ def load_config(path: Path | None, *, overrides: Mapping[str, object]) -> SweepC
     if path is not None:
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise ValueError(f"config {path}: {_one_line(error)}; give a readable TOML file") from None
     try:
         return SweepConfig.model_validate({**values, **overrides})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import hashlib
 import io
 import json
 import math
@@ -28,7 +30,7 @@ from asfl_privacy.federated.sharing import plan_head
 from asfl_privacy.mechanisms import choose_placement, make_mechanism
 from asfl_privacy.reporting import Row, complete_row
 
-ROW_FILE, CONFIG_FILE, LEDGER_FILE = "row.json", "config.toml", "ledger.json"
+ROW_FILE, CONFIG_FILE, LEDGER_FILE, STATEMENT_FILE = "row.json", "config.toml", "ledger.json", "statement.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
         ValueError: Whatever the data, model, split, placement, certificate or calibration refuse.
     """
     notes: list[str] = []
+    resolve_device(config.device)
     federation = build_federation(
         data, model_name=config.model, partition=config.partition, settings=_settings(config, cell), privacy=None
     )
@@ -181,19 +184,24 @@ def execute_run(
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a run folder that is in use or cannot be made, before time is spent.
+    """Refuse a run folder that is in use or cannot be written, before time is spent.
 
     Raises:
         ValueError: Naming the folder and what to do.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"out {folder} is in use; give a new folder")
+    parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent):
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder if folder.exists() else folder.parent):
             pass
     except OSError as error:
         raise ValueError(f"out {folder} cannot be written ({error.strerror}); give a folder that can") from None
+    finally:
+        for parent in parents:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def resolve_device(device: str) -> torch.device:
@@ -317,38 +325,56 @@ def _spent(target: Target | None, *, result: RunResult) -> dict[str, object]:
     """Noise and ε columns; none without privacy."""
     if target is None or result.ledger is None:
         return {}
-    ledger, delta, plan = result.ledger, target.delta, result.largest_plan
-    spent: dict[str, object] = {
-        "epsilon_release": ledger.largest_release(delta=delta),
-        "epsilon_total": ledger.epsilon(delta=delta).high,
-        "delta_total": ledger.delta_used(delta),
-        "epsilon_whole_record": ledger.epsilon(delta=delta, distance=math.inf).high,
-    }
+    spent, plan = epsilon_columns(result.ledger, delta=target.delta), result.largest_plan
     if plan is not None:  # the noise multiplier is fixed, so the round with the most noise has the largest sensitivity
         spent |= {"sensitivity": plan.sensitivity.value, "noise_scale": plan.scale, "noise_stddev": plan.noise_stddev}
     return spent
 
 
+def epsilon_columns(ledger: Ledger, *, delta: float) -> dict[str, object]:
+    """The ε columns of a row, from the ledger of what was released."""
+    return {
+        "epsilon_release": ledger.largest_release(delta=delta),
+        "epsilon_total": ledger.epsilon(delta=delta).high,
+        "delta_total": ledger.delta_used(delta),
+        "epsilon_whole_record": ledger.epsilon(delta=delta, distance=math.inf).high,
+    }
+
+
 def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: RunResult, outcome: Outcome) -> None:
-    """Write a run folder under another name, then give it its own in one step."""
+    """Write a run folder under another name and give it its own in one step; row.json, the mark of a whole one, is last.
+
+    An existing empty folder (a mounted volume, say) is filled instead, row.json last.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder if folder.exists() else folder.parent))
     try:
         (scratch / CONFIG_FILE).write_text(config_toml(run_config(config, run)), encoding="utf-8")
         (scratch / "metrics.csv").write_text(_metrics(result), encoding="utf-8")
         if result.ledger is not None:  # an empty account would say that nothing was given away
             result.ledger.save(scratch / LEDGER_FILE)
         if outcome.statement:
-            (scratch / "statement.md").write_text(outcome.statement, encoding="utf-8")
+            (scratch / STATEMENT_FILE).write_text(outcome.statement, encoding="utf-8")
         arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in result.state.weights.items()}
         np.savez(scratch / "checkpoint.npz", **arrays)
-        record = {"row": outcome.row, "warnings": list(outcome.warnings), "notes": list(run.notes)}
+        digests = {file.name: file_digest(file) for file in sorted(scratch.iterdir())}
+        record = {"row": outcome.row, "warnings": outcome.warnings, "notes": run.notes, "sha256": digests}
         (scratch / ROW_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         scratch.chmod(0o755)
-        os.replace(scratch, folder)  # noqa: PTH105 - the atomic rename is the point
+        if folder.exists():
+            for name in (*digests, ROW_FILE):
+                os.replace(scratch / name, folder / name)  # noqa: PTH105 - one atomic step each
+            scratch.rmdir()
+        else:
+            os.replace(scratch, folder)  # noqa: PTH105 - the atomic rename is the point
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _metrics(result: RunResult) -> str:

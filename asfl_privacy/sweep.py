@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +13,13 @@ from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
 from asfl_privacy.pool import run_on_workers
 from asfl_privacy.reporting import Row, write_atomic
-from asfl_privacy.run import CONFIG_FILE, ROW_FILE, Run, config_toml, prepare_run
-from asfl_privacy.worker import kept_row, run_folder
+from asfl_privacy.run import CONFIG_FILE, Run, config_toml, prepare_run
+from asfl_privacy.worker import kept_record, run_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # stands for "no locks here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +107,27 @@ def run_sweep(
     if workers < 1:
         raise ValueError(f"workers {workers} must be a whole number from 1 on; give for example 2")
     claim_folder(config, out=out, resume=resume)
+    with _locked(out):
+        return _run_claimed(
+            config, runs, data=data, out=out, workers=workers, run_info=run_info, on_progress=on_progress
+        )
+
+
+def _run_claimed(
+    config: SweepConfig,
+    runs: Sequence[Run],
+    *,
+    data: Dataset,
+    out: Path,
+    workers: int,
+    run_info: Mapping[str, object],
+    on_progress: Callable[[Progress], None],
+) -> list[Row]:
     rows: dict[int, Row] = {}
     for index, run in enumerate(runs):
-        kept = kept_row(run_folder(out, index, run))
+        kept = kept_record(run_folder(out, index, run), config=config, run=run)
         if kept is not None:
-            rows[index] = kept
+            rows[index] = kept.row
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
     for index, row in run_on_workers(config, runs, waiting, data=data, out=out, workers=workers):
@@ -124,7 +145,7 @@ def run_sweep(
         )
     ordered = [rows[index] for index in range(len(runs))]
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
-    statement, warnings = _statement(runs, rows=ordered, out=out)
+    statement, warnings = _statement(config, runs, out=out)
     from asfl_privacy.reporting.report import write_report  # loads the plotting libraries, which workers never need
 
     write_report(out, rows=ordered, run_info={**run_info, "decided": notes}, statement=statement, warnings=warnings)
@@ -153,28 +174,41 @@ def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
         raise ValueError(f"out {out} cannot be written ({error.strerror}); give a folder that can") from None
 
 
-def _statement(runs: Sequence[Run], *, rows: Sequence[Row], out: Path) -> tuple[str, list[str]]:
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep other sweeps out of the folder; the operating system drops the lock when the process ends, however it ends."""
+    if fcntl is None:  # not on this platform
+        yield
+        return
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"out {out} is being written by another sweep; wait for it, or give another --out"
+            ) from None
+        yield
+
+
+def _statement(config: SweepConfig, runs: Sequence[Run], *, out: Path) -> tuple[str, list[str]]:
     """The statement of the strictest cell of each mechanism and neighbouring relation, and every warning once."""
     warnings: dict[str, None] = {}
-    strictest: dict[tuple[object, ...], tuple[float, Path, str]] = {}
-    for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
-        folder = run_folder(out, index, run)
-        if row["status"] != "ok" or run.privacy is None:
+    strictest: dict[tuple[object, ...], tuple[float, str, str]] = {}
+    for index, run in enumerate(runs):
+        kept = kept_record(run_folder(out, index, run), config=config, run=run)
+        if kept is None or run.privacy is None:
             continue
-        warnings |= dict.fromkeys(json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))["warnings"])
-        epsilon = row["epsilon_total"]
-        assert isinstance(epsilon, float)
+        warnings |= dict.fromkeys(kept.warnings)
+        epsilon = float(kept.row["epsilon_total"] or 0.0)
         promise = (run.privacy.mechanism, run.privacy.radius, run.privacy.p)
         if promise not in strictest or epsilon < strictest[promise][0]:
-            strictest[promise] = (epsilon, folder, f"{run.cell.label}, seed {run.cell.seed}")
+            strictest[promise] = (epsilon, kept.statement, f"{run.cell.label}, seed {run.cell.seed}")
     if not strictest:
         return "Nothing private was released: these runs promise nothing.", list(warnings)
-    parts = []
-    for _, folder, title in strictest.values():
-        text = (folder / "statement.md").read_text(encoding="utf-8")
-        body = text.partition("\n")[2].lstrip("\n")
-        parts.append(
-            f"**The cell with the least ε of its mechanism and radius: {title}.** Each run's own statement lies in its folder "
-            f"below `cells`; adversary, assumptions and what is not covered are the same for all.\n\n{body}"
-        )
+    parts = [
+        f"**The cell with the least ε of its mechanism and radius: {title}.** Each run's own statement lies in its folder "
+        f"below `cells`; adversary, assumptions and what is not covered are the same for all.\n\n"
+        + text.partition("\n")[2].lstrip("\n")
+        for _, text, title in strictest.values()
+    ]
     return "\n".join(parts), list(warnings)

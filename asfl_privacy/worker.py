@@ -5,18 +5,29 @@ from __future__ import annotations
 import json
 import pickle
 import signal
+import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
 
+from asfl_privacy.accounting import Ledger
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.execution import RunStoppedError
 from asfl_privacy.reporting import Row, complete_row, failed_status, write_atomic
-from asfl_privacy.run import ROW_FILE, Run, base_row, execute_run
+from asfl_privacy.run import (
+    LEDGER_FILE,
+    ROW_FILE,
+    STATEMENT_FILE,
+    Run,
+    base_row,
+    epsilon_columns,
+    execute_run,
+    file_digest,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,21 @@ class _Worker:
 
     stop: Event
     data: Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a finished run left, as a report needs it.
+
+    Attributes:
+        row: Its row.
+        warnings: What a reader must be told.
+        statement: What it promises, Markdown; empty without noise.
+    """
+
+    row: Row
+    warnings: tuple[str, ...]
+    statement: str
 
 
 _worker: _Worker | None = None
@@ -60,6 +86,11 @@ def run_cell(config: SweepConfig, run: Run, folder: Path) -> Row:
     """
     assert _worker is not None
     try:
+        kept = kept_record(folder, config=config, run=run)
+        if kept is not None:  # its process died between the last file and the answer
+            return kept.row
+        if folder.exists():  # left by something that was not a finished run: kept, out of the way
+            folder.rename(folder.with_name(f"{folder.name}.set-aside-{time.time_ns()}"))
         outcome = execute_run(config, run, data=_worker.data, folder=folder, should_stop=_worker.stop.is_set)
     except RunStoppedError:
         raise
@@ -80,20 +111,40 @@ def failed_row(config: SweepConfig, run: Run, reason: str) -> Row:
 
 def run_folder(out: Path, index: int, run: Run) -> Path:
     """Where a run of a sweep is kept."""
-    safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in run.cell.label)
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-._") else "_" for c in run.cell.label)
     return out / "cells" / f"{index:04d}-{safe[:120]}-seed{run.cell.seed}"
 
 
-def kept_row(folder: Path) -> Row | None:
-    """The row of a finished run, or None where it has not finished.
+def kept_record(folder: Path, *, config: SweepConfig, run: Run) -> Record | None:
+    """What a finished run left, or None where it has not finished.
+
+    Args:
+        folder: Its run folder.
+        config: The configuration of the sweep.
+        run: The run that the folder must hold.
 
     Raises:
-        ValueError: A record that cannot be read.
+        ValueError: A folder of another run, a file that is missing or has changed since it was written, or a row whose ε
+            is not that of the ledger beside it.
     """
-    file = folder / ROW_FILE
-    if not file.is_file():
+    if not (folder / ROW_FILE).is_file():
         return None
     try:
-        return complete_row(json.loads(file.read_text(encoding="utf-8"))["row"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is no finished run ({error}); delete its folder and resume") from None
+        stored = json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))
+        record = Record(row=complete_row(stored["row"]), warnings=tuple(stored["warnings"]), statement="")
+        for name, digest in stored["sha256"].items():
+            if file_digest(folder / name) != digest:
+                raise ValueError(f"{name} has changed since it was written")
+        asked = complete_row(
+            {**base_row(config, run.cell), "status": record.row["status"], "accuracy": record.row["accuracy"]}
+        )
+        if any(record.row[column] != value for column, value in asked.items() if value is not None):
+            raise ValueError("it holds another run")
+        if run.cell.target is not None:
+            spent = epsilon_columns(Ledger.load(folder / LEDGER_FILE), delta=run.cell.target.delta)
+            if any(record.row[column] != value for column, value in spent.items()):
+                raise ValueError("the row's ε is not that of its ledger")
+            record = replace(record, statement=(folder / STATEMENT_FILE).read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"{folder} is no finished run of this sweep ({error}); delete the folder and resume") from None
+    return record

@@ -108,8 +108,68 @@ def test_a_damaged_run_record_is_named_and_not_overwritten(finished, tmp_path):
     shutil.copytree(finished[0], copy)
     record = sorted((copy / "cells").iterdir())[0] / "row.json"
     record.write_text(record.read_text()[:40])
-    with pytest.raises(ValueError, match=r"row\.json is no finished run"):
+    with pytest.raises(ValueError, match=r"is no finished run of this sweep .* delete the folder and resume"):
         sweep(copy, resume=True)
+
+
+def test_a_kept_run_is_checked_against_its_ledger_and_its_files(finished, tmp_path):
+    """Catches a resume that trusts an edited ε, a truncated file, or another cell's folder."""
+    import hashlib
+    import shutil
+
+    def spoil_row(cell):
+        record = json.loads((cell / "row.json").read_text())
+        record["row"]["epsilon_total"] = 0.001
+        (cell / "row.json").write_text(json.dumps(record))
+
+    def spoil_ledger_and_digest(cell):
+        other = sorted((finished[0] / "cells").iterdir())[-1]
+        shutil.copy(other / "ledger.json", cell / "ledger.json")
+        record = json.loads((cell / "row.json").read_text())
+        record["sha256"]["ledger.json"] = hashlib.sha256((cell / "ledger.json").read_bytes()).hexdigest()
+        (cell / "row.json").write_text(json.dumps(record))
+
+    def swap(cell):
+        other = sorted((finished[0] / "cells").iterdir())[-1]
+        shutil.rmtree(cell)
+        shutil.copytree(other, cell)
+
+    spoilers = [
+        spoil_row,
+        spoil_ledger_and_digest,
+        swap,
+        lambda cell: (cell / "ledger.json").unlink(),
+        lambda cell: (cell / "statement.md").write_text("# Privacy statement\n\nAll is well."),
+        lambda cell: (cell / "checkpoint.npz").write_bytes((cell / "checkpoint.npz").read_bytes()[:100]),
+    ]
+    for number, spoil in enumerate(spoilers):
+        copy = tmp_path / str(number)
+        shutil.copytree(finished[0], copy)
+        spoil(sorted((copy / "cells").iterdir())[4])
+        with pytest.raises(ValueError, match="delete the folder and resume"):
+            sweep(copy, resume=True)
+
+
+def test_a_run_folder_without_its_mark_is_set_aside_and_the_run_done_again(finished, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    cell = sorted((copy / "cells").iterdir())[2]
+    (cell / "row.json").unlink()
+    rows, seen = sweep(copy, resume=True)
+    assert [progress.row["status"] for progress in seen] == ["ok"]
+    assert len(rows) == 8
+    assert len(list((copy / "cells").glob("*.set-aside-*"))) == 1
+    assert rows_but_seconds(copy) == rows_but_seconds(finished[0])
+
+
+def test_two_sweeps_never_write_one_folder_at_once(finished):
+    fcntl = pytest.importorskip("fcntl")
+    with (finished[0] / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="being written by another sweep"):
+            sweep(finished[0], resume=True)
 
 
 FRAGILE = """

@@ -1,5 +1,6 @@
 """The command line: the only room that prints or decides paths."""
 
+import sys
 from collections.abc import Sequence
 
 
@@ -12,6 +13,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: Always, with the exit code.
     """
-    from asfl_privacy.cli.main import run_command
-
+    try:
+        from asfl_privacy.cli.main import run_command
+    except KeyboardInterrupt:  # while the libraries load
+        print("asfl-privacy: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
     run_command(argv)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -101,14 +103,23 @@ def account(
 
 
 def show(numbers: dict[str, object], *, as_json: bool) -> None:
-    """Print numbers as aligned lines or as one JSON object; infinity prints as "inf" in JSON, which has no word for it."""
+    """Print numbers as aligned lines, every digit there is, or as one JSON object."""
     if as_json:
-        plain = {k: "inf" if isinstance(v, float) and v == float("inf") else v for k, v in numbers.items()}
-        print(json.dumps(plain, ensure_ascii=False, allow_nan=False))  # noqa: T201
+        print(to_json(numbers))  # noqa: T201
         return
     width = max(len(name) for name in numbers)
     for name, value in numbers.items():
-        print(f"{name:<{width}}  {f'{value:.10g}' if isinstance(value, float) else value}")  # noqa: T201
+        print(f"{name:<{width}}  {value}")  # noqa: T201 - rounded figures could claim more than was proven
+
+
+def to_json(numbers: Mapping[str, object] | Sequence[Mapping[str, object]]) -> str:
+    """JSON of one or several records; infinity becomes "inf", as JSON has no word for it."""
+    records = [numbers] if isinstance(numbers, Mapping) else list(numbers)
+    plain = [
+        {name: "inf" if isinstance(value, float) and math.isinf(value) else value for name, value in record.items()}
+        for record in records
+    ]
+    return json.dumps(plain[0] if isinstance(numbers, Mapping) else plain, ensure_ascii=False, allow_nan=False)
 
 
 def _method(book: Ledger) -> str:

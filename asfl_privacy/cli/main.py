@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,9 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: Always.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show ε must not cost the run
+            stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = spread_lists(given or ["--help"])
     try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -21,9 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from asfl_privacy.cells import make_cells
+from asfl_privacy.cli.budget import to_json
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
-from asfl_privacy.reporting import Row
+from asfl_privacy.reporting import Row, write_atomic
+from asfl_privacy.reporting.numerals import bound
 from asfl_privacy.run import check_writable, execute_run, prepare_run
 from asfl_privacy.sweep import Progress, prepare_sweep, run_sweep
 
@@ -61,7 +63,7 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
             on_progress=shown.advance,
         )
     if as_json:
-        print(json.dumps(rows))  # noqa: T201
+        print(to_json(rows))  # noqa: T201
     else:
         console.print(f"\n{_table(rows)}\n", highlight=False, markup=False)
         console.print(f"{time.monotonic() - started:.0f} s; report: {folder / 'report.html'}", highlight=False)
@@ -88,14 +90,28 @@ def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
     run = prepare_run(wanted, cells[0], data=data)
     folder = out if out is not None else _unused(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}")
+    folder = folder.resolve()
     check_writable(folder)
     console = Console(stderr=as_json, soft_wrap=True)
     for note in run.notes:
         console.print(note, highlight=False, style="dim")
     torch.set_num_threads(1)
-    outcome = execute_run(wanted, run, data=data, folder=folder)
+    try:
+        outcome = execute_run(wanted, run, data=data, folder=folder)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # the user's own blocks may fail in training; the traceback is kept beside the folder
+        trace = folder.with_name(f"{folder.name}.traceback.txt")
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(trace, traceback.format_exc())
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        print(  # noqa: T201
+            f"asfl-privacy: run failed: {where}{type(error).__name__}: {' '.join(str(error).split())}; traceback in {trace}",
+            file=sys.stderr,
+        )
+        return 1
     if as_json:
-        print(json.dumps(outcome.row))  # noqa: T201
+        print(to_json(outcome.row))  # noqa: T201
     else:
         console.print(_line(outcome.row, run.cell.label), highlight=False)
         for warning in outcome.warnings:
@@ -141,7 +157,7 @@ def _line(row: Row, label: str) -> str:
     if row["status"] != "ok":
         return f"{label} seed {row['seed']}: {row['status']}"
     total = row["epsilon_total"]
-    spent = "" if total is None else f", total ε {total:.4g} at δ {row['delta_total']:g}"
+    spent = f", total ε {bound(total)} at δ {row['delta_total']}" if isinstance(total, float) else ""
     return f"{label} seed {row['seed']}: accuracy {100 * float(row['accuracy'] or 0):.1f} %{spent} ({row['seconds']:.0f} s)"
 
 

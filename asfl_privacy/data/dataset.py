@@ -122,21 +122,34 @@ def make_dataset(
 def _records(name: str, part: str, pair: tuple[object, object], *, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Inputs and labels of one part as checked tensors."""
     try:
-        inputs = torch.as_tensor(np.asarray(pair[0]), dtype=torch.float32).contiguous()
-        raw_labels = torch.as_tensor(np.asarray(pair[1]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"data {name}: {part} records are not numeric arrays ({error}); give arrays") from None
-    if inputs.ndim < 2 or raw_labels.ndim != 1 or inputs.shape[0] != raw_labels.shape[0] or inputs.numel() == 0:
+        inputs, labels = np.asarray(pair[0]), np.asarray(pair[1])
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"data {name}: {part} records are not numeric arrays ({reason}); give arrays") from None
+    if inputs.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
         raise ValueError(
-            f"data {name}: {part} inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(raw_labels.shape)}; "
+            f"data {name}: {part} inputs of type {inputs.dtype} and labels of type {labels.dtype} are not numeric arrays; "
+            "give real numbers and whole numbers"
+        )
+    if inputs.ndim < 2 or labels.ndim != 1 or inputs.shape[0] != labels.shape[0] or inputs.size == 0:
+        raise ValueError(
+            f"data {name}: {part} inputs of shape {inputs.shape} and labels of shape {labels.shape}; "
             "give inputs (n, …) and labels (n,) with n ≥ 1"
         )
-    if not bool(torch.isfinite(inputs).all()) or float(inputs.min()) < low or float(inputs.max()) > high:
+    if not np.isfinite(inputs).all() or float(inputs.min()) < low or float(inputs.max()) > high:
         raise ValueError(
             f"data {name}: {part} inputs run from {float(inputs.min()):g} to {float(inputs.max()):g}, but must be finite "
             f"and inside the input box [{low:g}, {high:g}]; scale them to it"
         )
-    labels = raw_labels.to(torch.int64)
-    if raw_labels.is_complex() or not bool((labels == raw_labels).all()):
+    whole = labels.astype(np.int64)
+    if not (whole == labels).all():
         raise ValueError(f"data {name}: {part} labels must be whole numbers from 0; encode the classes as integers")
-    return inputs, labels
+    # float32 may round a value at the edge out of the box: move it to the nearest float32 inside.
+    inside = np.clip(inputs.astype(np.float32), _float32_above(low), -_float32_above(-high))
+    return torch.from_numpy(np.ascontiguousarray(inside)), torch.from_numpy(whole)
+
+
+def _float32_above(value: float) -> np.float32:
+    """The least float32 at or above a float."""
+    near = np.float32(value)
+    return near if float(near) >= value else np.nextafter(near, np.float32(np.inf))

@@ -138,9 +138,9 @@ def import_object(reference: str, *, what: str) -> object:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may fail in any way; the line says how
+    except (Exception, SystemExit) as error:  # the user's module may fail in any way; the line says how
         raise ValueError(
-            f"{what} {reference!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); "
+            f"{what} {reference!r}: importing {module_name!r} failed ({type(error).__name__}: {' '.join(str(error).split())}); "
             "run from the folder that holds it, or install it"
         ) from error
     if not hasattr(module, attribute):
@@ -153,20 +153,26 @@ def _own_dataset(reference: str) -> Dataset:
     if callable(made):
         try:
             made = made()
-        except Exception as error:  # the user's function may fail in any way; the line says how
+        except (Exception, SystemExit) as error:  # the user's function may fail in any way; the line says how
             raise ValueError(
-                f"data {reference!r}: the function failed ({type(error).__name__}: {error}); it is called without arguments"
+                f"data {reference!r}: the function failed ({type(error).__name__}: {' '.join(str(error).split())}); it is "
+                "called without arguments"
             ) from error
     if isinstance(made, Dataset):
-        return make_dataset(
-            reference,
-            train=(made.train_inputs, made.train_labels),
-            test=(made.test_inputs, made.test_labels),
-            num_classes=made.num_classes,
-            input_box=made.input_box,
-            mean=made.mean,
-            std=made.std,
-        )
+        try:
+            return make_dataset(
+                reference,
+                train=(made.train_inputs, made.train_labels),
+                test=(made.test_inputs, made.test_labels),
+                num_classes=made.num_classes,
+                input_box=made.input_box,
+                mean=made.mean,
+                std=made.std,
+            )
+        except TypeError as error:
+            raise ValueError(
+                f"data {reference!r}: a field has the wrong type ({error}); make it with asfl_privacy.data.make_dataset"
+            ) from None
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(pair, tuple) and len(pair) == 2 for pair in made):
         return make_dataset(reference, train=made[0], test=made[1])
     raise ValueError(

@@ -100,6 +100,12 @@ def run_serially(
         raise ValueError(
             "a private run needs a ledger, and a run without privacy must not have one; give both or neither"
         )
+    privacy = federation.privacy
+    if ledger is not None and privacy is not None and (ledger.p, ledger.radius) != (privacy.p, privacy.radius):
+        raise ValueError(
+            f"the ledger counts at p {ledger.p:g} and radius {ledger.radius}, the run's noise is for p {privacy.p:g} and "
+            f"radius {privacy.radius}; make the ledger with the run's own"
+        )
     settings = federation.settings
     started = time.perf_counter()
     state = State(weights=federation.initial_weights)

@@ -55,10 +55,11 @@ def run_steps(
         num_remote += int((batch >= pool.num_own).sum())
         batch = batch.to(pool.labels.device)
         loss = F.cross_entropy(network(pool.inputs[batch]), pool.labels[batch])
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():  # torch.optim would do the same, after seconds of imports in every worker
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.add_(gradient, alpha=-lr)
+                if gradient is not None:  # a parameter that the network does not use stays as it is
+                    parameter.add_(gradient, alpha=-lr)
     return num_remote
 
 
@@ -69,7 +70,7 @@ def evaluate(network: nn.Module, *, inputs: Tensor, labels: Tensor, batch_size: 
     for batch_inputs, batch_labels in zip(
         torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True
     ):
-        logits = network(batch_inputs)
+        logits = network(batch_inputs.clone())  # a block may work in place
         correct += int((logits.argmax(1) == batch_labels).sum())
         loss += float(F.cross_entropy(logits, batch_labels, reduction="sum"))
     return correct / len(labels), loss / len(labels)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
 from asfl_privacy.data import Dataset, import_object
 from asfl_privacy.models.nets import NETS
+
+MAX_BLOCK_NAME = 60
 
 
 def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
@@ -33,28 +38,34 @@ def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
         >>> [block for block, _ in net.named_children()]
         ['normalize', 'conv1', 'conv2', 'fc1', 'classifier']
     """
+    factory = _factory(name, data=data)  # before the seed: importing a module may draw from torch's generator
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name in NETS:
-            model: object = NETS[name](
-                input_shape=data.input_shape, num_classes=data.num_classes, mean=data.mean, std=data.std
-            )
-        elif ":" in name:
-            factory = import_object(name, what="model")
-            if not callable(factory):
-                raise ValueError(f"model {name!r} is a {type(factory).__name__}; it must be a function")
-            try:
-                model = factory(input_shape=data.input_shape, num_classes=data.num_classes)
-            except Exception as error:  # the user's factory may fail in any way; the line says how
-                raise ValueError(
-                    f"model {name!r}: the factory failed ({type(error).__name__}: {_first_line(error)}); it is called "
-                    "with input_shape and num_classes"
-                ) from error
-        else:
+        try:
+            model = factory()
+        except (Exception, SystemExit) as error:  # the user's factory may fail in any way; the line says how
+            if name in NETS:
+                raise
             raise ValueError(
-                f"model {name!r} is unknown; use one of {', '.join(sorted(NETS))}, or your own as module:factory"
-            )
+                f"model {name!r}: the factory failed ({type(error).__name__}: {_first_line(error)}); it is called "
+                "with input_shape and num_classes"
+            ) from error
         return _checked(model, name=name, data=data)
+
+
+def _factory(name: str, *, data: Dataset) -> Callable[[], object]:
+    """What makes the network when it is called."""
+    if name in NETS:
+        constants = {"mean": data.mean, "std": data.std}
+        return partial(NETS[name], input_shape=data.input_shape, num_classes=data.num_classes, **constants)
+    if ":" not in name:
+        raise ValueError(
+            f"model {name!r} is unknown; use one of {', '.join(sorted(NETS))}, or your own as module:factory"
+        )
+    made = import_object(name, what="model")
+    if not callable(made):
+        raise ValueError(f"model {name!r} is a {type(made).__name__}; it must be a function")
+    return partial(made, input_shape=data.input_shape, num_classes=data.num_classes)
 
 
 def block_names(model: nn.Sequential) -> tuple[str, ...]:
@@ -70,12 +81,20 @@ def _checked(model: object, *, name: str, data: Dataset) -> nn.Sequential:
             "so that it can be split between them"
         )
     modes = {module: module.training for module in model.modules()}
-    batch = data.train_inputs[:2]
+    for block, _ in model.named_children():
+        if not block.isprintable() or len(block) > MAX_BLOCK_NAME:
+            raise ValueError(
+                f"model {name!r}: block name {block[:MAX_BLOCK_NAME]!r} must be printable and of at most "
+                f"{MAX_BLOCK_NAME} characters; rename it"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"model {name!r} has no parameter to train; leave requires_grad on for some")
+    batch = data.train_inputs[:2].clone()  # a block may work in place
     model.eval()
     try:
         with torch.no_grad():
             logits = model(batch)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # the user's blocks may fail in any way; the line says how
         raise ValueError(
             f"model {name!r} does not fit data {data.name}: a batch of shape {tuple(batch.shape)} fails with "
             f"{_first_line(error)}; change the model or the data"

@@ -67,6 +67,11 @@ def split_model(model: nn.Sequential, exchange_layer: str) -> Split:
     head = nn.Sequential(OrderedDict(blocks[:cut]))
     tail = nn.Sequential(OrderedDict(blocks[cut:]))
     head.training = tail.training = model.training
+    if not any(parameter.requires_grad for parameter in tail.parameters()):
+        raise ValueError(
+            f"exchange layer {chosen!r} leaves a tail without parameters to train; use one of "
+            f"{', '.join(name for name in candidates if name != chosen) or 'another model'}"
+        )
     _refuse_mixed_records(head)
     return Split(head=head, tail=tail, exchange_layer=chosen, reason=reason)
 

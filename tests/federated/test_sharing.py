@@ -77,16 +77,28 @@ def test_fresh_noise_differs_between_rounds_and_clients(digits):
     federation = make_federation(digits, privacy=gaussian(placement="exchange"), partition="iid", batch_size=5000)
     clean = make_federation(digits, partition="iid", batch_size=5000)
 
-    def noise(client, round):
+    def noise(client, round, *, by_record):
         noised, exact = collect(federation, client, round)[0].payload, collect(clean, client, round)[0].payload
-        order = np.argsort(noised.records)
+        order = np.argsort(noised.records) if by_record else np.arange(len(noised.records))
         return (noised.activations - exact.activations)[torch.from_numpy(order)][:100]
 
-    draws = [noise(0, 0), noise(0, 1), noise(1, 0)]
-    for a in range(3):
-        for b in range(a):
-            correlation = torch.corrcoef(torch.stack([draws[a].flatten(), draws[b].flatten()]))[0, 1].item()
-            assert abs(correlation) < 6 / math.sqrt(draws[a].numel())
+    for by_record in (True, False):  # the same record, and the same place in the payload
+        draws = [noise(0, 0, by_record=by_record), noise(0, 1, by_record=by_record), noise(1, 0, by_record=by_record)]
+        for a in range(3):
+            for b in range(a):
+                correlation = torch.corrcoef(torch.stack([draws[a].flatten(), draws[b].flatten()]))[0, 1].item()
+                assert abs(correlation) < 6 / math.sqrt(draws[a].numel())
+
+
+def test_noise_once_differs_between_clients(digits):
+    """Catches a kept stream that every client shares."""
+    federation = make_federation(digits, privacy=gaussian(noise="once"), partition="iid")
+    noises = []
+    for client in (0, 1):
+        kept = collect(federation, client)[0].client_state[NOISED_INPUTS]
+        noises.append((kept - federation.clients[client].inputs)[:100].flatten())
+    correlation = torch.corrcoef(torch.stack(noises))[0, 1].item()
+    assert abs(correlation) < 6 / math.sqrt(noises[0].numel())
 
 
 def test_noise_once_is_drawn_once_a_record_and_kept(digits):

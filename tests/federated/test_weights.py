@@ -13,6 +13,12 @@ def test_the_mean_is_weighted_by_records_over_the_clients_given():
     assert average_weights(results, num_records=[3, 1])["w"].item() == 2.0
 
 
+def test_running_statistics_are_averaged_like_parameters():
+    """Hand work: (1·0 + 3·2)/4 = 1.5. Catches buffers taken from one client, or forgotten."""
+    results = [{"norm.running_mean": torch.tensor([0.0])}, {"norm.running_mean": torch.tensor([2.0])}]
+    assert average_weights(results, num_records=[1, 3])["norm.running_mean"].item() == 1.5
+
+
 def test_one_clients_mean_is_its_own_weights_bit_for_bit():
     weights = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
     assert torch.equal(average_weights([weights], num_records=[7])["w"], weights["w"])
