@@ -2,9 +2,13 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from asfl_privacy.cli import main
 from asfl_privacy.cli.flags import spread_lists
@@ -118,6 +122,43 @@ def batch_norm(*, input_shape, num_classes):
 def too_wide(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
 
+def asserts(*, input_shape, num_classes):
+    class Picky(nn.Module):
+        def forward(self, x):
+            assert x.shape[1] == 3, "three channels"
+            return x
+
+    return nn.Sequential(OrderedDict(picky=Picky(), out=nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))))
+
+def leaves(*, input_shape, num_classes):
+    raise SystemExit(3)
+
+def untrained(*, input_shape, num_classes):
+    return nn.Sequential(OrderedDict(a=nn.Flatten(), b=nn.Linear(64, num_classes))).requires_grad_(False)
+
+def bare_tail(*, input_shape, num_classes):
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    return nn.Sequential(OrderedDict(body=body, out=nn.Softplus()))
+
+def odd_name(*, input_shape, num_classes):
+    return nn.Sequential(OrderedDict({"a\\nb": nn.Flatten(), "out": nn.Linear(64, num_classes)}))
+
+def fails_in_training(*, input_shape, num_classes):
+    class Fragile(nn.Module):
+        def forward(self, x):
+            if self.training:
+                raise RuntimeError("boom")
+            return x
+
+    return nn.Sequential(OrderedDict(body=nn.Flatten(), mid=Fragile(), out=nn.Linear(64, num_classes)))
+
+def complex_data():
+    import numpy as np
+    return (np.zeros((4, 1, 8, 8), complex), np.arange(4)), (np.zeros((4, 1, 8, 8)), np.arange(4))
+
+def data_that_leaves():
+    raise SystemExit(3)
+
 def layer_norm(*, input_shape, num_classes):
     body = nn.Sequential(nn.Flatten(), nn.Softmax(dim=1))
     return nn.Sequential(OrderedDict(body=body, out=nn.Linear(64, num_classes)))
@@ -157,6 +198,15 @@ BAD = [
     (["--model", "unfit_models:batch_norm"], "BatchNorm2d in train mode"),
     (["--model", "unfit_models:too_wide"], "does not fit data digits"),
     (["--model", "unfit_models:layer_norm", "--placement", "exchange"], "oftmax"),
+    (["--model", "unfit_models:asserts"], "three channels"),
+    (["--model", "unfit_models:leaves"], "SystemExit"),
+    (["--model", "unfit_models:untrained"], "no parameter to train"),
+    (["--model", "unfit_models:bare_tail"], "a tail without parameters"),
+    (["--model", "unfit_models:odd_name"], "must be printable"),
+    (["--data", "unfit_models:complex_data"], "complex128"),
+    (["--data", "unfit_models:data_that_leaves"], "SystemExit"),
+    (["--mech", "none", "--epsilon", "1"], "epsilon has no effect with mech none"),
+    (["--method", "fedavg", "--epsilon", "1"], "epsilon has no effect with method fedavg"),
     (["--placement", "after:conv7"], "after:conv7"),
     (["--exchange-layer", "conv7"], "use auto or one of"),
     (["--noise", "once", "--placement", "exchange"], "noise once"),
@@ -216,6 +266,82 @@ def test_bad_input_to_other_commands_is_one_line_exit_2_and_nothing_written(caps
     assert len(errors) == 1, errors
     assert match in errors[0]
     assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("command", ["sweep", "train"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(capsys, workplace, command):
+    code, _, errors = call(capsys, command, "--device", "cuda", "--epsilon", "4", "--out", "deep/down/out")
+    assert (code, len(errors)) == (2, 1)
+    assert "device 'cuda' is not on this machine" in errors[0]
+    assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["radius = true", "clip = true", "seeds = false", "data = " + "[" * 20_000])
+def test_a_config_file_of_the_wrong_kind_is_one_line(capsys, workplace, content):
+    (workplace / "sweep.toml").write_text(content)
+    code, _, errors = call(capsys, "sweep", "--config", "sweep.toml")
+    assert (code, len(errors)) == (2, 1), errors
+
+
+def test_every_digit_of_a_radius_is_kept(capsys, tmp_path):
+    """Catches a radius cut to six digits, whose run could not be resumed or repeated."""
+    arguments = ["--epsilon", "4", "--placement", "input", "--radius", "0.1234567", "--json"]
+    first = json.loads(call(capsys, "train", *TINY, *arguments, "--out", str(tmp_path / "run"))[1])
+    assert first["radius"] == first["sensitivity"] == 0.1234567
+    again = call(
+        capsys, "train", "--config", str(tmp_path / "run" / "config.toml"), "--json", "--out", str(tmp_path / "b")
+    )
+    assert {**json.loads(again[1]), "seconds": 0} == {**first, "seconds": 0}
+
+
+def test_infinite_figures_are_json(capsys, tmp_path):
+    arguments = ["--epsilon", "4", "--placement", "input", "--norm", "inf", "--json"]
+    code, out, _ = call(capsys, "train", *TINY, *arguments, "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert json.loads(out, parse_constant=pytest.fail)["p"] == "inf"
+
+
+def test_an_existing_empty_folder_is_filled(capsys, workplace):
+    """A mounted volume, or the working directory itself."""
+    code, _, errors = call(capsys, "train", *TINY, "--mech", "none", "--out", ".")
+    assert code == 0, errors
+    assert sorted(file.name for file in workplace.iterdir()) == [
+        "checkpoint.npz",
+        "config.toml",
+        "metrics.csv",
+        "row.json",
+    ]
+
+
+def test_a_model_that_fails_in_training_is_one_line_exit_1_and_a_kept_traceback(capsys, workplace):
+    flags = ["--model", "unfit_models:fails_in_training", "--mech", "none", "--exchange-layer", "body", "--out", "run"]
+    code, _, errors = call(capsys, "train", *TINY, *flags)
+    assert (code, len(errors)) == (1, 1)
+    assert "run failed: round 0, client" in errors[0]
+    assert "RuntimeError: boom" in errors[0]
+    assert [file.name for file in workplace.iterdir()] == ["run.traceback.txt"]
+
+
+def test_printed_figures_never_claim_more_than_was_proven(capsys):
+    """Catches rounding to nearest: 1.5 asked, z = 2.58256372036…, and its first ten digits spend more."""
+    shown = dict(line.split(None, 1) for line in call(capsys, "calibrate", "--epsilon", "1.5")[1].splitlines())
+    exact = numbers(capsys, "calibrate", "--epsilon", "1.5")
+    assert float(shown["noise_multiplier"]) == exact["noise_multiplier"]
+    spent = dict(
+        line.split(None, 1)
+        for line in call(capsys, "account", "--noise-multiplier", shown["noise_multiplier"])[1].splitlines()
+    )
+    assert float(spent["epsilon"]) <= 1.5
+
+
+def test_a_terminal_that_cannot_show_greek_letters_does_not_cost_the_run(tmp_path):
+    command = [sys.executable, "-m", "asfl_privacy", "train", *TINY, "--epsilon", "4", "--placement", "input"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_configuration_field_is_a_flag_of_the_same_name(capsys):
