@@ -82,8 +82,15 @@ def cast_candidates(value: Any, dtype: torch.dtype) -> tuple[float, float]:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"parameter {value!r} is no real number: a slope needs one; use a float")
-    number = float(value)
-    cast = float(np.float32(number)) if dtype == torch.float32 else number
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if isinstance(value, int) and math.isfinite(number) and int(number) != value:
+        raise ValueError(f"parameter {value!r} exceeds what float64 holds exactly: pass it as a float")
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(number))
+    cast = rounded if dtype == torch.float32 else number
     if not (math.isfinite(number) and math.isfinite(cast)):
         raise ValueError(f"parameter {value!r} is not finite in {dtype}: no slope exists; use a finite number")
     return abs(number), abs(cast)

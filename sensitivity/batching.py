@@ -1,36 +1,29 @@
-"""Does a head run the same operators whatever the batch size?
+"""Does a head compute the same whatever the batch size, the memory layout, or the moment?
 
-A recording shows one batch size. Here the head is recorded for a single record as well, and exported with the batch
-size as an unknown: `torch.export` refuses programs that branch on an unknown size. Export is slow (a fifth of a
-second), so its verdict is remembered for the program: module types, modes, code, simple attributes, what the code reads
-from closures and globals, and the operators recorded. Weight values are not part of a program, since export refuses
-branches on them as well.
+A recording shows one run. Here the head is recorded again for an unknown batch size (which may appear as the first
+size of a view and nowhere else), for one record, and for many records that are scattered in memory; all recordings
+must show the same operators with the same constants, value by value.
 """
 
 # ruff: noqa: ANN401  (arguments of recorded operators have no narrower type)
 from __future__ import annotations
 
-import logging
-import warnings
-from collections import OrderedDict
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from sensitivity.capture import Recording, record
+from sensitivity.capture import BATCH_SIZE, record
 from sensitivity.errors import UnsupportedModuleError
-from sensitivity.fingerprint import structure_of
+from sensitivity.fingerprint import tensor_digest
+from sensitivity.recording import VIEWS, Recording, Ref, map_leaves
 
-_REMEMBERED = 256
-_verdicts: OrderedDict[str, None] = OrderedDict()
+MANY = 10_007  # more records than a batch holds, so that thresholds on ordinary sizes show; nothing is allocated
+_NO_CHANGE = ("clone", "alias", "detach")
 
 
-def require_any_batch_size(
-    head: nn.Module, recording: Recording, *, input_shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    """Refuse a head whose operators depend on the batch size.
+def require_steady(head: nn.Module, recording: Recording, *, input_shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Refuse a head whose operators or constants differ between runs.
 
     Args:
         head: the module that was recorded.
@@ -38,93 +31,85 @@ def require_any_batch_size(
         input_shape: shape of one record.
         dtype: element type of the input.
 
-    Raises:
-        UnsupportedModuleError: if another batch size runs other operators, or that cannot be excluded.
+    Returns:
+        The program: the operators and the values of their constants, as text.
 
-    Guarantee: the recorded operators are those of every batch size, up to what the module's text names.
+    Raises:
+        UnsupportedModuleError: if another batch size, layout or run gives another program, or that cannot be excluded.
+
+    Guarantee: the program is that of every batch size, unless forward looks at types, catches errors, or reads a clock
+        or other state that changes outside the head.
     """
-    modules = [f"{module.training} {structure_of(module)}" for module in head.modules()]
-    key = "\n".join([f"{input_shape} {dtype}", *modules, program_text(recording)])
-    if key in _verdicts:
-        _verdicts.move_to_end(key)
-        return
-    single = record(head, input_shape=input_shape, dtype=dtype, batch_size=1)
-    if program_text(single) != program_text(recording):
-        raise UnsupportedModuleError(
-            f"head ({type(head).__name__}) runs other operators on 1 record than on {recording.batch_size}: a bound "
-            "must hold for any batch size; make forward independent of the batch size"
-        )
-    _require_export(head, input_shape=input_shape, dtype=dtype)
-    _verdicts[key] = None
-    while len(_verdicts) > _REMEMBERED:
-        _verdicts.popitem(last=False)
+    program = program_text(recording)
+    if program_of(head, input_shape=input_shape, dtype=dtype) != program:
+        _refuse(head, "for an unknown batch size")
+    scattered = record(head, input_shape=input_shape, dtype=dtype, batch_size=MANY, scattered=True)
+    if program_text(scattered) != program:
+        _refuse(head, f"on {MANY} records scattered in memory")
+    return program
+
+
+def program_of(head: nn.Module, *, input_shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What a head computes now: the program of an unknown batch size and of one record.
+
+    Args:
+        head: the module.
+        input_shape: shape of one record.
+        dtype: element type of the input.
+
+    Returns:
+        The program, as `program_text` writes it.
+
+    Raises:
+        UnsupportedModuleError: if the head cannot be recorded, or the two differ.
+    """
+    program = program_text(record(head, input_shape=input_shape, dtype=dtype, batch_size=None))
+    if program_text(record(head, input_shape=input_shape, dtype=dtype, batch_size=1)) != program:
+        _refuse(head, "on 1 record")
+    return program
+
+
+def _refuse(head: nn.Module, words: str) -> NoReturn:
+    raise UnsupportedModuleError(
+        f"head ({type(head).__name__}) computes something else {words} than on {BATCH_SIZE} records (other operators "
+        "or other constants): a bound must hold for any batch size, layout and run; make forward independent of these"
+    )
 
 
 def program_text(recording: Recording) -> str:
-    """The operators of a recording as text, with the batch size left out and constants by shape.
+    """The operators that the output depends on as text, without the batch size and without copies.
 
     Example:
         >>> print(program_text(record(nn.ReLU(), input_shape=(3,), dtype=torch.float32)))
-        input () {} (3,) -> *
-        relu (Ref(index=0),) {} (3,) -> *
-        output 1
+        0 = input () {} * (3,) torch.float32
+        1 = relu ('%0',) {} * (3,) torch.float32
     """
-    lines = []
-    for node in recording.nodes:
-        args, kwargs = pytree.tree_map(_shape_only, (node.args, node.kwargs))
-        batched = bool(node.shape) and node.shape[0] == recording.batch_size
-        shape = node.shape[1:] if batched else node.shape
-        shown = _without_batch(args, node.op, recording.batch_size)
-        lines.append(f"{node.op} {shown} {kwargs} {shape} -> {'*' if batched else ''}")
-    return "\n".join([*lines, f"output {recording.output}"])
+    numbers: dict[int, int] = {}
+    lines: list[str] = []
+    for index in recording.reachable():
+        node = recording.nodes[index]
+        if node.op in _NO_CHANGE:
+            numbers[index] = numbers[node.parents[0]]
+            continue
+        numbers[index] = len(lines)
+        batched = node.shape[:1] == (recording.batch_size,)
+        shape = f"* {node.shape[1:]}" if batched else str(node.shape)
+        args, kwargs = map_leaves(lambda leaf: _leaf_text(leaf, numbers), (node.args, node.kwargs))
+        if node.op in VIEWS:
+            args = _without_batch(args, recording.batch_size)
+        op = "view" if node.op in VIEWS else node.op
+        lines.append(f"{numbers[index]} = {op} {args} {kwargs} {shape} {node.dtype}")
+    return "\n".join(lines)
 
 
-def _shape_only(leaf: Any) -> Any:
-    return f"tensor{tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else leaf
+def _leaf_text(leaf: Any, numbers: dict[int, int]) -> Any:
+    if isinstance(leaf, Ref):
+        return f"%{numbers[leaf.index]}"
+    return f"tensor {tensor_digest(leaf)}" if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _without_batch(args: tuple[Any, ...], op: str, batch_size: int) -> str:
-    """Arguments as text; the size lists of views start with the batch size."""
-    if (
-        op in ("view", "_unsafe_view", "_reshape_alias", "reshape")
-        and len(args) > 1
-        and isinstance(args[1], list | tuple)
-    ):
-        sizes = list(args[1])
-        if sizes and sizes[0] in (batch_size, -1):
-            return f"({args[0]}, ['*', {', '.join(map(str, sizes[1:]))}])"
-    return str(args)
-
-
-def _require_export(head: nn.Module, *, input_shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    device = next((t.device for t in (*head.parameters(), *head.buffers())), torch.device("cpu"))
-    batch = torch.zeros((7, *input_shape), dtype=dtype, device=device)
-    logger = logging.getLogger("torch")
-    level = logger.level
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            logger.setLevel(logging.CRITICAL)
-            torch.export.export(
-                _Named(head), (batch,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), strict=False
-            )
-    except Exception as error:
-        reason = " ".join(str(error).split()).split(" For more information")[0][:200]
-        raise UnsupportedModuleError(
-            f"head ({type(head).__name__}) cannot be exported for an unknown batch size ({reason}): a bound must hold "
-            "for any batch size; make forward independent of the batch size and of values"
-        ) from error
-    finally:
-        logger.setLevel(level)
-
-
-class _Named(nn.Module):
-    """The head behind one positional argument, whatever its forward calls it."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(batch)
-        return result
+def _without_batch(args: tuple[Any, ...], batch_size: int) -> tuple[Any, ...]:
+    """Arguments of a view, whose sizes start with the batch size in one way or another."""
+    if len(args) > 1 and isinstance(args[1], list | tuple) and args[1] and args[1][0] in (batch_size, -1, "batch"):
+        return (args[0], ["*", *args[1][1:]])
+    return args

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from sensitivity.batching import program_of
 from sensitivity.composition import LayerBound
-from sensitivity.errors import StaleCertificateError
-from sensitivity.fingerprint import Fingerprint, take_fingerprint
+from sensitivity.errors import StaleCertificateError, UnsupportedModuleError
+from sensitivity.fingerprint import Fingerprint, take_fingerprint, with_program
+from sensitivity.inspection import input_dtype, require_certifiable_tree
 from sensitivity.rounding import add_up, mul_up
-from sensitivity.shapes import parse_input_shape
+from sensitivity.shapes import is_positive_finite, parse_input_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,7 @@ class Certificate:
             >>> certify(nn.ReLU(), p=2, q=2, input_shape=(3,)).map(0.5)
             0.5
         """
-        is_number = isinstance(radius, int | float) and not isinstance(radius, bool)
-        if not is_number or not math.isfinite(radius) or radius <= 0:
+        if not is_positive_finite(radius):
             raise ValueError(
                 f"radius={radius!r} is no distance: it must be a positive finite number; pass the largest input "
                 "distance"
@@ -80,14 +81,27 @@ class Certificate:
             StaleCertificateError: naming what changed: modules, mode, hooks, dtype, input shape, parameters or buffers.
             ValueError: for something that is no module, or a bad shape.
 
-        Guarantee: see `fingerprint.take_fingerprint` for what is compared.
+        Guarantee: what forward computes is recorded again and compared with what was certified, operator by operator
+            and constant by constant, for one record and for an unknown batch size; so are parameters, buffers, modes,
+            hooks, element types, module types and simple attributes. Outside the claim: what `certify` names there.
         """
         if not isinstance(head, nn.Module):
             raise ValueError(
                 f"head is a {type(head).__name__}: only a torch.nn.Module can be checked; pass the certified head"
             )
         shape = self.fingerprint.input_shape if input_shape is None else parse_input_shape(input_shape)
-        changes = self.fingerprint.changes(take_fingerprint(head, input_shape=shape))
+        current = take_fingerprint(head, input_shape=shape)
+        changes = self.fingerprint.changes(current)
+        if not changes:
+            try:
+                module = require_certifiable_tree(head)
+                program = program_of(module, input_shape=shape, dtype=input_dtype(module))
+            except UnsupportedModuleError as error:
+                raise StaleCertificateError(
+                    f"changed since the certificate: it would be refused today ({error}); a bound holds for one head "
+                    "only; certify it again"
+                ) from error
+            changes = self.fingerprint.changes(with_program(current, program))
         if changes:
             shown = ", ".join(changes[:4]) + (f" and {len(changes) - 4} more" if len(changes) > 4 else "")
             raise StaleCertificateError(

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from sensitivity.batching import require_any_batch_size
+from sensitivity.batching import require_steady
 from sensitivity.capture import record
 from sensitivity.certificate import Certificate
 from sensitivity.composition import compose
 from sensitivity.errors import UnsupportedModuleError
-from sensitivity.fingerprint import take_fingerprint
+from sensitivity.fingerprint import take_fingerprint, with_program
 from sensitivity.inspection import input_dtype, require_certifiable_tree
 from sensitivity.linear import matrix_table
 from sensitivity.norms import Norm, norm_index, parse_pair
-from sensitivity.operators import Effort
+from sensitivity.operators import Effort, NoBoundError, weights_as_float64
 from sensitivity.rounding import FloatArray, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget
@@ -51,7 +51,8 @@ def certify(
         method: "auto" (best of all: norms composed through 1, 2 and ∞), "fast" (the same with coarser 2→2 norms of
             convolutions) or "product" (layer bounds in one norm multiplied; p = q only).
         budget_s: seconds that tightening may take. Today's methods take milliseconds and never reach it.
-        search: also look for a lower bound and put it into the certificate.
+        search: also look for a lower bound and put it into the certificate, cut off at the certified value, which
+            rounding and jumps could otherwise exceed.
 
     Returns:
         The certificate.
@@ -64,7 +65,11 @@ def certify(
     Guarantee: for every pair of records x, x' and every batch that holds them, ‖y(x) − y(x')‖_q ≤ value·‖x − x'‖_p +
         slack, where y is the head in exact arithmetic with its present weights, as it runs under torch.no_grad(). All
         rounding is upward; the rounding of the head's own forward pass is not included. The head, its gradients and
-        the random states are left as they are.
+        the random states are left as they are. The head is recorded for an unknown batch size, one record, and many
+        records scattered in memory, and must compute the same with the same constants each time. Outside the claim is
+        a forward that looks at what no recording can show: the Python type or requires_grad of its input or of its
+        batch size, whether gradients are enabled, errors that it catches (of torch.cond, say), a clock, or state
+        outside the head that changes between recordings or after `Certificate.check`.
 
     Edge cases: a head without parameters is fine (Identity gives 1); zero weights give 0.
 
@@ -80,7 +85,7 @@ def certify(
     shape = parse_input_shape(input_shape)
     parse_input_box(input_box, input_shape=shape)
     require_budget(budget_s)
-    if method not in _EFFORTS:
+    if not isinstance(method, str) or method not in _EFFORTS:
         raise ValueError(f"method={method!r} is unknown: the methods are {', '.join(_EFFORTS)}; choose one of these")
     if method == "product" and p_norm != q_norm:
         raise ValueError(
@@ -91,7 +96,7 @@ def certify(
     fingerprint = take_fingerprint(module, input_shape=shape)
     recording = record(module, input_shape=shape, dtype=dtype)
     bound = compose(recording, p=p_norm, q=q_norm, effort=_EFFORTS[method], same_norm=method == "product")
-    require_any_batch_size(module, recording, input_shape=shape, dtype=dtype)
+    program = require_steady(module, recording, input_shape=shape, dtype=dtype)
     changes = fingerprint.changes(take_fingerprint(module, input_shape=shape))
     if changes:
         raise UnsupportedModuleError(
@@ -100,7 +105,7 @@ def certify(
         )
     found = None
     if search:
-        found = lower_bound(module, p=p, q=q, input_shape=shape, input_box=input_box).value
+        found = min(lower_bound(module, p=p, q=q, input_shape=shape, input_box=input_box).value, bound.value)
     return Certificate(
         value=require_bound(bound.value, what=f"the bound of head ({type(module).__name__})"),
         p=p_norm,
@@ -108,7 +113,7 @@ def certify(
         method="norm-dp" if method == "auto" else method,
         layers=bound.layers,
         slack=require_bound(bound.slack, what=f"the slack of head ({type(module).__name__})"),
-        fingerprint=fingerprint,
+        fingerprint=with_program(fingerprint, program),
         lower_bound=found,
     )
 
@@ -161,10 +166,21 @@ def operator_norm(
             f"input_shape={input_shape!r} was given for a matrix: its columns say that already; leave it out"
         )
     p_norm, q_norm = parse_pair(p, q)
-    tensor = torch.as_tensor(module_or_matrix)
-    if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16, torch.bool):
+    try:
+        tensor = torch.as_tensor(module_or_matrix).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"matrix is {tensor.dtype}: only real float32, float64 or integer matrices have a bound here; convert it"
+            f"a {type(module_or_matrix).__name__} is no matrix ({' '.join(str(error).split())[:100]}): the norm of a "
+            "layer or of a real 2-D matrix is known here; pass one"
+        ) from error
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise ValueError(
+            f"matrix has layout {tensor.layout} on {tensor.device}: only dense matrices with values have a bound here; "
+            "make it dense"
         )
-    table = matrix_table(tensor.detach().to("cpu", torch.float64).numpy())
+    try:
+        matrix = weights_as_float64(tensor)
+    except NoBoundError as error:
+        raise ValueError(f"matrix has no bound here: {error}") from error
+    table = matrix_table(matrix)
     return require_bound(table[norm_index(p_norm)][norm_index(q_norm)], what="the operator norm")

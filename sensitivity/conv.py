@@ -12,12 +12,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sensitivity.conv_symbol import symbol_bound
 from sensitivity.linear import MatrixSums, table_from_sums
 from sensitivity.norms import NormTable
 from sensitivity.rounding import FloatArray, inflate, mul_up, scale_to_unit, sqrt_up
 from sensitivity.spectral import largest_singular_value_up
+
+IntArray = NDArray[np.int64]
+MAX_HITS = 2**26  # entries of an (outputs × taps) table along one axis: 512 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ def conv_table(W: FloatArray, *, geometry: ConvGeometry, dense_entries: int, sym
 
     Guarantee: every entry is at or above the norm of the zero-padded operator on this input size.
     """
+    W = reached_taps(W, geometry=geometry)
     per_group = np.split(W, geometry.groups, axis=0)
     spectral = max(_spectral_bound(kernel, geometry, dense_entries, symbol_flops) for kernel in per_group)
     return table_from_sums(conv_sums(W, geometry=geometry), spectral=spectral)
@@ -76,7 +81,7 @@ def conv_sums(W: FloatArray, *, geometry: ConvGeometry) -> MatrixSums:
     Raises:
         ValueError: if W holds NaN or infinity.
     """
-    scaled, scale = scale_to_unit(W)
+    scaled, scale = scale_to_unit(reached_taps(W, geometry=geometry))
     A = np.abs(scaled)
     c_out, c_in_group, *taps = A.shape
     rows_1, rows_2 = (_taps_by_output(geometry, axis, taps[axis]) for axis in (0, 1))
@@ -90,7 +95,6 @@ def conv_sums(W: FloatArray, *, geometry: ConvGeometry) -> MatrixSums:
     row_squares = rows_1 @ (A * A).sum(axis=1) @ rows_2.T
     column_l1 = columns_1 @ by_group.sum(axis=1) @ columns_2.T
     column_squares = columns_1 @ (by_group * by_group).sum(axis=1) @ columns_2.T
-    reached = A[:, :, columns_1.any(axis=0)][:, :, :, columns_2.any(axis=0)]
 
     def up(value: float, num_operations: int) -> float:
         return mul_up(inflate(value, num_operations=num_operations), scale)
@@ -98,7 +102,7 @@ def conv_sums(W: FloatArray, *, geometry: ConvGeometry) -> MatrixSums:
     return MatrixSums(
         num_in=num_columns,
         num_out=num_rows,
-        largest_entry=mul_up(float(np.max(reached, initial=0.0)), scale),
+        largest_entry=mul_up(float(A.max()), scale),
         column_l1=up(float(column_l1.max()), num_terms_column),
         column_l2=up(sqrt_up(float(column_squares.max())), num_terms_column),
         row_l1=up(float(row_l1.max()), num_terms_row),
@@ -107,6 +111,21 @@ def conv_sums(W: FloatArray, *, geometry: ConvGeometry) -> MatrixSums:
         rows_l1_l2=up(sqrt_up(float(np.sum(row_l1**2))), num_terms_row + num_rows),
         total_l1=up(float(row_l1.sum()), num_terms_row + num_rows),
     )
+
+
+def reached_taps(W: FloatArray, *, geometry: ConvGeometry) -> FloatArray:
+    """The kernel with 0 at taps that touch padding alone: they are no part of the operator, however large.
+
+    Args:
+        W: float64 kernel, shape (…, k_1, k_2).
+        geometry: sizes, stride, padding and dilation.
+
+    Returns:
+        A kernel of the same shape with the same operator.
+    """
+    reached_1, reached_2 = (_taps_by_output(geometry, axis, W.shape[2 + axis]).max(axis=0) for axis in (0, 1))
+    kept: FloatArray = np.where(np.outer(reached_1, reached_2) > 0.0, W, 0.0)
+    return kept
 
 
 def unrolled_matrix(kernel: FloatArray, *, geometry: ConvGeometry) -> FloatArray:
@@ -119,11 +138,13 @@ def unrolled_matrix(kernel: FloatArray, *, geometry: ConvGeometry) -> FloatArray
     Returns:
         The matrix, exact: every entry is a kernel entry or 0.
     """
-    hits = [_tap_hits(geometry, axis, kernel.shape[2 + axis]) for axis in (0, 1)]
-    half = np.tensordot(kernel, hits[0], axes=(2, 0))  # (o, c, b, i, u)
-    full = np.tensordot(half, hits[1], axes=(2, 0))  # (o, c, i, u, j, v)
-    o, c, i, u, j, v = full.shape
-    return np.ascontiguousarray(full.transpose(0, 2, 4, 1, 3, 5)).reshape(o * i * j, c * u * v)
+    c_out, c_in, *taps = kernel.shape
+    full = np.zeros((c_out, *geometry.size_out, c_in, *geometry.size_in))  # (o, i, j, c, u, v)
+    pixels = [_pixels_read(geometry, axis, taps[axis]) for axis in (0, 1)]
+    for a, b in np.ndindex(*taps):
+        (i, u), (j, v) = pixels[0][a], pixels[1][b]
+        full[:, i[:, None], j, :, u[:, None], v] = kernel[:, :, a, b]
+    return full.reshape(c_out * math.prod(geometry.size_out), c_in * math.prod(geometry.size_in))
 
 
 def _spectral_bound(kernel: FloatArray, geometry: ConvGeometry, dense_entries: int, symbol_flops: float) -> float:
@@ -136,22 +157,36 @@ def _spectral_bound(kernel: FloatArray, geometry: ConvGeometry, dense_entries: i
     )
 
 
-def _tap_hits(geometry: ConvGeometry, axis: int, num_taps: int) -> FloatArray:
-    """H[a, i, u] = 1 where output i reads input u through tap a."""
-    size_in, size_out = geometry.size_in[axis], geometry.size_out[axis]
-    tap, output = np.arange(num_taps)[:, None], np.arange(size_out)[None, :]
-    position = output * geometry.stride[axis] + tap * geometry.dilation[axis] - geometry.padding[axis]
-    hits: FloatArray = (position[:, :, None] == np.arange(size_in)).astype(np.float64)
-    return hits
+def _pixels_read(geometry: ConvGeometry, axis: int, num_taps: int) -> list[tuple[IntArray, IntArray]]:
+    """For each tap, the outputs that read a real pixel through it, and these pixels."""
+    outputs = np.arange(geometry.size_out[axis])
+    found = []
+    for a in range(num_taps):
+        pixels = outputs * geometry.stride[axis] + a * geometry.dilation[axis] - geometry.padding[axis]
+        real = (pixels >= 0) & (pixels < geometry.size_in[axis])
+        found.append((outputs[real], pixels[real]))
+    return found
 
 
 def _taps_by_output(geometry: ConvGeometry, axis: int, num_taps: int) -> FloatArray:
     """V[i, a] = 1 where tap a of output i hits a real pixel; one row per output."""
-    hits: FloatArray = _tap_hits(geometry, axis, num_taps).max(axis=2).T
+    hits = _empty_hits(geometry.size_out[axis], num_taps)
+    for a, (outputs, _) in enumerate(_pixels_read(geometry, axis, num_taps)):
+        hits[outputs, a] = 1.0
     return hits
 
 
 def _taps_by_input(geometry: ConvGeometry, axis: int, num_taps: int) -> FloatArray:
     """V[u, a] = 1 where some output reads pixel u through tap a."""
-    hits: FloatArray = _tap_hits(geometry, axis, num_taps).max(axis=1).T
+    hits = _empty_hits(geometry.size_in[axis], num_taps)
+    for a, (_, pixels) in enumerate(_pixels_read(geometry, axis, num_taps)):
+        hits[pixels, a] = 1.0
     return hits
+
+
+def _empty_hits(size: int, num_taps: int) -> FloatArray:
+    if size * num_taps > MAX_HITS:
+        raise ValueError(
+            f"{num_taps} taps on {size} pixels are more than fit into memory here; use a smaller kernel or input"
+        )
+    return np.zeros((size, num_taps))

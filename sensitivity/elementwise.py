@@ -72,8 +72,9 @@ def batch_norm_multipliers(gain: FloatArray | None, *, variance: FloatArray, eps
     shifted = variance + epsilon
     if not bool((shifted > 0.0).all()):
         raise ValueError("its running variance plus eps is not positive, so no bound exists; train again or raise eps")
-    multipliers = np.abs(np.ones_like(variance) if gain is None else gain) / np.sqrt(shifted)
-    rounded: FloatArray = np.where(
-        multipliers == 0.0, 0.0, np.nextafter(multipliers * (1.0 + 8.0 * UNIT_ROUNDOFF), np.inf)
-    )
+    magnitudes = np.abs(np.ones_like(variance) if gain is None else gain)
+    multipliers = magnitudes / np.sqrt(shifted) * (1.0 + 8.0 * UNIT_ROUNDOFF)
+    # Two steps cover the two roundings of a quotient that underflows; only γ = 0 gives 0.
+    above = np.nextafter(np.nextafter(multipliers, np.inf), np.inf)
+    rounded: FloatArray = np.where(magnitudes == 0.0, 0.0, above)
     return rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,10 +30,12 @@ class Fingerprint:
         input_shape: shape of one record.
         entries: (part, name, digest) in a fixed order; part is one of "modules", "mode", "hooks", "dtype",
             "parameters", "buffers".
+        program: digest of what forward computes, constants included; empty if it was not recorded.
     """
 
     input_shape: tuple[int, ...]
     entries: tuple[tuple[str, str, str], ...]
+    program: str = ""
 
     def changes(self, other: Fingerprint) -> list[str]:
         """Words for everything that differs, most telling first; empty if nothing does.
@@ -53,6 +55,8 @@ class Fingerprint:
             found.append(f"{part} of {name!r}{shown}" if name else f"{part}{shown}")
         if self.input_shape != other.input_shape:
             found.append(f"input shape ({self.input_shape} → {other.input_shape})")
+        if not found and self.program and other.program and self.program != other.program:
+            found.append("what forward computes")
         return found
 
 
@@ -68,8 +72,8 @@ def take_fingerprint(head: nn.Module, *, input_shape: tuple[int, ...]) -> Finger
             values.
 
     Guarantee: equal fingerprints mean equal parameters, buffers, tensor attributes, modes, hooks, element types,
-        module types, forward code and simple attributes (barring a collision of BLAKE2). Values that forward reads
-        from elsewhere, such as globals, are not seen.
+        module types, forward code and simple attributes (barring a collision of BLAKE2). What forward reads from
+        elsewhere is seen through the program alone, which `with_program` adds.
     """
     entries: list[tuple[str, str, str]] = []
     for table in GLOBAL_HOOK_TABLES:
@@ -89,8 +93,13 @@ def take_fingerprint(head: nn.Module, *, input_shape: tuple[int, ...]) -> Finger
             for name, tensor in values.items():
                 if isinstance(tensor, torch.Tensor):
                     entries.append(("dtype", prefix + name, str(tensor.dtype)))
-                    entries.append((part, prefix + name, _tensor_digest(tensor)))
+                    entries.append((part, prefix + name, tensor_digest(tensor)))
     return Fingerprint(input_shape=input_shape, entries=tuple(entries))
+
+
+def with_program(fingerprint: Fingerprint, program: str) -> Fingerprint:
+    """The fingerprint with the digest of a program, as `batching` gives it."""
+    return replace(fingerprint, program=_digest(program.encode()))
 
 
 def structure_of(module: nn.Module) -> str:
@@ -122,7 +131,7 @@ def _text(value: object, depth: int) -> str:
         return repr(value)
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, torch.Tensor):
-        return _tensor_digest(value)
+        return tensor_digest(value)
     if isinstance(value, np.ndarray | np.generic):
         return _digest(repr((value.dtype, value.shape)).encode() + value.tobytes())
     if isinstance(value, nn.Module | type | types.ModuleType) or depth == 0:
@@ -156,7 +165,8 @@ def _code_text(code: types.CodeType) -> str:
     return f"{code.co_name}:{code.co_code.hex()}:{constants}:{code.co_names}"
 
 
-def _tensor_digest(tensor: torch.Tensor) -> str:
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Digest of a tensor's shape, element type and values."""
     if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided or tensor.is_sparse:
         return f"{tensor.layout} {tensor.device}"
     values = tensor.detach().to("cpu").contiguous()

@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.modules import module as module_globals
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
-from sensitivity.capture import place_of
 from sensitivity.errors import UnsupportedModuleError
+from sensitivity.recording import place_of
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 GLOBAL_HOOK_TABLES = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -42,6 +43,11 @@ def require_certifiable_tree(head: object) -> nn.Module:
             raise UnsupportedModuleError(
                 "a global forward hook is set: hooks can change outputs; remove it before certifying"
             )
+    if parametrize._cache_enabled:
+        raise UnsupportedModuleError(
+            "torch.nn.utils.parametrize.cached() is active: cached weights may be older than the parameters; certify "
+            "and release outside it"
+        )
     for path, module in head.named_modules():
         problem = _problem(module)
         if problem is not None:

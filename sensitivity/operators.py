@@ -17,20 +17,20 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sensitivity.activations import DISCONTINUOUS, activation_slope, cast_candidates
-from sensitivity.capture import Node, Ref, place_of
 from sensitivity.conv import ConvGeometry, conv_table
 from sensitivity.elementwise import batch_norm_multipliers, constant_multipliers
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.linear import diagonal_table, matrix_table
 from sensitivity.norms import NormTable, lipschitz_table
 from sensitivity.pooling import (
-    adaptive_weights,
+    adaptive_windows,
     average_table,
-    average_weights,
+    average_windows,
     max_table,
     reduction_table,
     windows_over_a_pixel,
 )
+from sensitivity.recording import Node, Ref, place_of
 from sensitivity.rounding import FloatArray, div_up
 
 SUPPORTED = (
@@ -156,16 +156,10 @@ def weights_as_float64(tensor: torch.Tensor) -> FloatArray:
     Raises:
         NoBoundError: for element types that are not float32, float64 or integers, and for NaN or infinity.
     """
-    if tensor.dtype not in (
-        torch.float32,
-        torch.float64,
-        torch.int32,
-        torch.int64,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-    ):
-        _refuse(f"its weights are {tensor.dtype}", "convert the head with .float()")
+    if tensor.dtype not in _EXACT_DTYPES:
+        _refuse(
+            f"its weights are {tensor.dtype}, not float32, float64 or an integer type", "convert them with .float()"
+        )
     array: FloatArray = tensor.detach().to("cpu", torch.float64).numpy()
     if not bool(np.isfinite(array).all()):
         _refuse("its weights hold NaN or infinity", "train again or clip the weights")
@@ -232,6 +226,8 @@ def _batch_norm(node: Node, source: Node, effort: Effort) -> Operator:
             "batch statistics mix records, so no per-record bound exists", "call .eval(), with track_running_stats=True"
         )
     epsilon = float(node.args[6 if legit_eval else 7])
+    if source.dtype == torch.float32:
+        epsilon = min(epsilon, float(np.float32(epsilon)))  # the kernel casts eps to float32
     gain = None if weight is None else weights_as_float64(weight)
     d = batch_norm_multipliers(gain, variance=weights_as_float64(variance), epsilon=epsilon)
     return Operator(kind="batch_norm", table=diagonal_table(d, repeats=math.prod(source.shape[2:])))
@@ -336,16 +332,16 @@ def _average_pool(node: Node, source: Node, effort: Effort) -> Operator:
     _require_data_first(node)
     channels, *sizes = _require_image(source)
     if node.op == "_adaptive_avg_pool2d":
-        A = [adaptive_weights(sizes[axis], node.shape[2 + axis]) for axis in (0, 1)]
-        return Operator(kind="avg_pool", table=average_table(A[0], A[1], channels=channels))
+        axes = [adaptive_windows(sizes[axis], node.shape[2 + axis]) for axis in (0, 1)]
+        return Operator(kind="avg_pool", table=average_table(axes[0], axes[1], channels=channels))
     defaults: tuple[Any, ...] = ([], 0, False, True, None)
     _, kernel, stride, padding, _, include, divisor = (*node.args[:7], *defaults[len(node.args[:7]) - 2 :])
     window = _pair(kernel, (1, 1))
     step, pad = _pair(stride, window), _pair(padding, (0, 0))
     if divisor is not None and divisor <= 0:
         _refuse(f"its divisor_override is {divisor}", "use a positive divisor")
-    A = [
-        average_weights(
+    axes = [
+        average_windows(
             sizes[axis],
             node.shape[2 + axis],
             kernel=window[axis],
@@ -356,7 +352,7 @@ def _average_pool(node: Node, source: Node, effort: Effort) -> Operator:
         )
         for axis in (0, 1)
     ]
-    return Operator(kind="avg_pool", table=average_table(A[0], A[1], channels=channels))
+    return Operator(kind="avg_pool", table=average_table(axes[0], axes[1], channels=channels))
 
 
 def _reduction(node: Node, source: Node, effort: Effort) -> Operator:

@@ -10,16 +10,45 @@ pixel, p→p is m^{1/p}, 1→2 √m, p→∞ 1, ∞→q n_out^{1/q} and 2→1 at
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sensitivity.linear import MatrixSums, matrix_sums, table_from_sums
-from sensitivity.norms import NormTable, tighten
-from sensitivity.rounding import FloatArray, mul_up, sqrt_up
+from sensitivity.norms import NormTable, between_dual_bounds, tighten
+from sensitivity.rounding import FloatArray, inflate, mul_up, sqrt_up
 from sensitivity.spectral import largest_singular_value_up
 
+IntArray = NDArray[np.int64]
+DENSE_WEIGHTS = 1_000_000  # build the matrix of one axis if it has at most this many entries
 
-def average_weights(
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Averaging windows along one axis: output i is weights[i] times the sum of the pixels first[i] … last[i] − 1.
+
+    Attributes:
+        first: first pixel of each window.
+        last: one past its last pixel; at or below first for an empty window.
+        weights: 1/divisor, correctly rounded.
+        size_in: pixels of the axis.
+    """
+
+    first: IntArray
+    last: IntArray
+    weights: FloatArray
+    size_in: int
+
+    def dense(self) -> FloatArray:
+        """The weights as a matrix, shape (windows, pixels)."""
+        pixels = np.arange(self.size_in)
+        inside = (pixels >= self.first[:, None]) & (pixels < self.last[:, None])
+        weights: FloatArray = np.where(inside, self.weights[:, None], 0.0)
+        return weights
+
+
+def average_windows(
     size_in: int,
     size_out: int,
     *,
@@ -28,8 +57,8 @@ def average_weights(
     padding: int,
     count_include_pad: bool,
     divisor: int | None,
-) -> FloatArray:
-    """Weights of average pooling along one axis.
+) -> Windows:
+    """Windows of average pooling along one axis.
 
     Args:
         size_in: pixels of the input axis.
@@ -41,56 +70,52 @@ def average_weights(
         divisor: fixed divisor of this axis, or None.
 
     Returns:
-        A, shape (size_out, size_in): A[i, u] is 1/divisor inside window i, else 0; correctly rounded.
+        The windows.
 
     Source: PyTorch, aten/src/ATen/native/cpu/AvgPoolKernel.cpp (hstart, hend and pool_size).
 
     Example:
-        >>> average_weights(4, 2, kernel=2, stride=2, padding=0, count_include_pad=True, divisor=None)
+        >>> average_windows(4, 2, kernel=2, stride=2, padding=0, count_include_pad=True, divisor=None).dense()
         array([[0.5, 0.5, 0. , 0. ],
                [0. , 0. , 0.5, 0.5]])
     """
-    weights = np.zeros((size_out, size_in))
-    for i in range(size_out):
-        start = i * stride - padding
-        end = min(start + kernel, size_in + padding)
-        first, last = max(start, 0), min(end, size_in)
-        if last > first:
-            counted = end - start if count_include_pad else last - first
-            weights[i, first:last] = 1.0 / (counted if divisor is None else divisor)
-    return weights
+    start = np.arange(size_out) * stride - padding
+    end = np.minimum(start + kernel, size_in + padding)
+    first, last = np.maximum(start, 0), np.minimum(end, size_in)
+    counted = end - start if count_include_pad else last - first
+    divisors = np.maximum(counted, 1) if divisor is None else np.full(size_out, divisor)
+    return Windows(first=first, last=last, weights=1.0 / divisors, size_in=size_in)
 
 
-def adaptive_weights(size_in: int, size_out: int) -> FloatArray:
-    """Weights of adaptive average pooling along one axis: window i is [⌊i·n/m⌋, ⌈(i+1)·n/m⌉).
+def adaptive_windows(size_in: int, size_out: int) -> Windows:
+    """Windows of adaptive average pooling along one axis: window i is [⌊i·n/m⌋, ⌈(i+1)·n/m⌉).
 
     Example:
-        >>> adaptive_weights(3, 2)
+        >>> adaptive_windows(3, 2).dense()
         array([[0.5, 0.5, 0. ],
                [0. , 0.5, 0.5]])
     """
-    weights = np.zeros((size_out, size_in))
-    for i in range(size_out):
-        first, last = i * size_in // size_out, -(-(i + 1) * size_in // size_out)
-        weights[i, first:last] = 1.0 / (last - first)
-    return weights
+    i = np.arange(size_out)
+    first, last = i * size_in // size_out, -(-(i + 1) * size_in // size_out)
+    return Windows(first=first, last=last, weights=1.0 / (last - first), size_in=size_in)
 
 
-def average_table(A_1: FloatArray, A_2: FloatArray, *, channels: int) -> NormTable:
-    """Norm table of A_1 ⊗ A_2 applied to every channel.
+def average_table(first_axis: Windows, second_axis: Windows, *, channels: int) -> NormTable:
+    """Norm table of A_1 ⊗ A_2 applied to every channel, A_1 and A_2 the matrices of the windows.
 
     Args:
-        A_1: weights along the first axis, shape (out, in).
-        A_2: weights along the second axis, shape (out, in).
+        first_axis: windows along the first axis.
+        second_axis: windows along the second axis.
         channels: number of channels.
 
     Returns:
-        The table, with exact 1→q, p→∞ and 2→2 up to rounding.
+        The table: with exact 1→q, p→∞ and 2→2 up to rounding for axes of up to a million weights, and upper bounds
+        from window lengths and overlaps for longer ones.
 
     Guarantee: every entry is at or above the true norm; one unit in the last place covers the rounded weights
         1/divisor.
     """
-    first, second = matrix_sums(A_1), matrix_sums(A_2)
+    (first, spectral_1), (second, spectral_2) = _axis_bounds(first_axis), _axis_bounds(second_axis)
 
     def up(a: float, b: float) -> float:
         return mul_up(mul_up(a, b), 1.0 + 2.0**-50)
@@ -108,7 +133,39 @@ def average_table(A_1: FloatArray, A_2: FloatArray, *, channels: int) -> NormTab
         rows_l1_l2=up(up(first.rows_l1_l2, second.rows_l1_l2), sqrt_up(many)),
         total_l1=up(up(first.total_l1, second.total_l1), many),
     )
-    return table_from_sums(sums, spectral=up(largest_singular_value_up(A_1), largest_singular_value_up(A_2)))
+    return table_from_sums(sums, spectral=up(spectral_1, spectral_2))
+
+
+def _axis_bounds(axis: Windows) -> tuple[MatrixSums, float]:
+    """Row and column sums of one axis, and its largest singular value, each rounded up."""
+    size_out = len(axis.first)
+    if size_out * axis.size_in <= DENSE_WEIGHTS:
+        A = axis.dense()
+        return matrix_sums(A), largest_singular_value_up(A)
+    lengths = np.maximum(axis.last - axis.first, 0)
+    nonempty = lengths > 0
+    edges = np.bincount(axis.first[nonempty], minlength=axis.size_in + 1)
+    edges = edges - np.bincount(axis.last[nonempty], minlength=axis.size_in + 1)
+    overlap = float(np.cumsum(edges).max())
+    largest = float(axis.weights[nonempty].max(initial=0.0))
+    # Products of a correctly rounded weight and an integer below 2^53: two roundings.
+    row_l1 = inflate(float((axis.weights * lengths).max()), num_operations=2)
+    row_l2 = inflate(float((axis.weights * np.sqrt(lengths)).max()), num_operations=3)
+    column_l1, column_l2 = mul_up(overlap, largest), mul_up(sqrt_up(overlap), largest)
+    sums = MatrixSums(
+        num_in=axis.size_in,
+        num_out=size_out,
+        largest_entry=largest,
+        column_l1=column_l1,
+        column_l2=column_l2,
+        row_l1=row_l1,
+        row_l2=row_l2,
+        columns_l1_l2=mul_up(sqrt_up(float(axis.size_in)), column_l1),
+        rows_l1_l2=mul_up(sqrt_up(float(size_out)), row_l1),
+        total_l1=mul_up(float(size_out), row_l1),
+    )
+    # Windows that do not overlap are orthogonal rows; else Schur's test.
+    return sums, row_l2 if overlap <= 1.0 else between_dual_bounds(column_l1, row_l1)
 
 
 def reduction_table(weight: float, *, num_reduced: int, num_out: int) -> NormTable:
@@ -145,9 +202,10 @@ def windows_over_a_pixel(size_in: int, size_out: int, *, kernel: int, stride: in
         2
     """
     counts = np.zeros(size_in, dtype=np.int64)
-    for i in range(size_out):
-        positions = i * stride - padding + dilation * np.arange(kernel)
-        counts[positions[(positions >= 0) & (positions < size_in)]] += 1
+    starts = np.arange(size_out) * stride - padding
+    for tap in range(kernel):  # one window reads a pixel through one tap at most, so no index repeats
+        pixels = starts + dilation * tap
+        counts[pixels[(pixels >= 0) & (pixels < size_in)]] += 1
     return int(counts.max())
 
 

@@ -9,8 +9,9 @@ exact rational
 each term took r
    roundings, hence truth ≤ computed·(1 + γ_{n+r}) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1
    and §4.2). `inflate` applies that factor. Products can also underflow, which no relative bound covers: arrays are
-   scaled by an exact power of two so that their largest entry lies in [½, 1) (`scale_to_unit`), and what underflows
-   then is below 2⁻¹⁰⁷⁴ per term against a maximum of at least ¼, far inside one unit u of the inflation.
+   scaled by an exact power of two so that their largest entry lies in [½, 1) (`scale_to_unit`; kernel taps that touch
+   padding alone are set to 0 before, so that this entry is part of the operator), and what underflows then is below
+   2⁻¹⁰⁷⁴ per term against a maximum of at least ¼, far inside one unit u of the inflation.
 3. Largest singular values: a computed eigenvalue is only a guess; a Cholesky factorisation certifies it. See
 `spectral`.
 

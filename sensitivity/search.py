@@ -18,8 +18,10 @@ from torch.nn.utils import parametrize
 from sensitivity.inspection import require_certifiable_tree
 from sensitivity.norms import Norm, parse_norm
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape
+from sensitivity.stochastic import StochasticArithmetic
 
-FORWARD_ERROR = 1e-12  # relative error granted to a float64 forward pass when a ratio is rounded down
+FORWARD_ERROR = 1e-12  # relative allowance when pairs are compared; the best one is judged by `cautious_ratio`
+NUM_REPEATS = 8  # runs in stochastic arithmetic that judge the best pair
 CHUNK = 256
 CLIMB = 0.1  # length of a base record's step, relative to the record
 
@@ -71,10 +73,12 @@ def lower_bound(
 
     Raises:
         UnsupportedModuleError: for a head that draws random numbers, mixes records or has hooks.
-        ValueError: for a bad norm, shape, box or count, a box that is a point, or a head whose output is not finite.
+        ValueError: for a bad norm, shape, box or count, a box that is a point, a head that cannot be copied or does
+            not run in float64, or one whose output is not finite.
 
-    Guarantee: the true sensitivity of the head in exact arithmetic is at least `value`, up to the allowance for
-        rounding. It says nothing from above.
+    Guarantee: a pair of records attains `value`, up to rounding, which is estimated by stochastic arithmetic and
+        taken off, not proven: a head that cancels large numbers gets a smaller value, not a larger one. It says
+        nothing from above.
 
     Edge cases: a constant head gives 0.0.
 
@@ -107,8 +111,8 @@ def lower_bound(
         base, direction = pairs.improve(base, direction, steps)
     if pairs.best is None:
         raise ValueError(f"no pair of two different records of shape {shape} was found in the box: widen input_box")
-    value, first, second = pairs.best
-    return LowerBound(value=value, p=p_norm, q=q_norm, first=first, second=second)
+    _, first, second = pairs.best
+    return LowerBound(value=pairs.cautious_ratio(first, second), p=p_norm, q=q_norm, first=first, second=second)
 
 
 class _Pairs:
@@ -124,9 +128,34 @@ class _Pairs:
         moved = base + unit * steps.reshape(-1, *[1] * (base.ndim - 1))
         return moved if self.box is None else torch.minimum(torch.maximum(moved, self.box[0]), self.box[1])
 
+    def outputs(self, batch: torch.Tensor) -> torch.Tensor:
+        """The net on a float64 batch."""
+        try:
+            outputs: torch.Tensor = self.net(batch)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"the head does not run in float64 ({' '.join(str(error).split())[:150]}): the search computes in "
+                "float64; keep constants in buffers and leave casts out, or do without the search"
+            ) from error
+        return outputs
+
+    @torch.no_grad()
+    def cautious_ratio(self, first: torch.Tensor, second: torch.Tensor) -> float:
+        """Ratio of one pair: the least of repeated runs in stochastic arithmetic, less their spread."""
+        arithmetic = StochasticArithmetic(generator=torch.Generator().manual_seed(0))
+        batch = torch.cat([first.expand(NUM_REPEATS, *first.shape), second.expand(NUM_REPEATS, *second.shape)])
+        noisy = arithmetic.moved(batch, in_place=False)
+        with arithmetic:
+            outputs = self.outputs(noisy)
+        moved = _norms(outputs[NUM_REPEATS:] - outputs[:NUM_REPEATS], self.q)
+        lowest, highest = float(moved.min()), float(moved.max())
+        distance = float(_norms((second - first)[None], self.p))
+        ratio = (lowest - (highest - lowest)) / distance * (1.0 - FORWARD_ERROR)
+        return max(ratio, 0.0) if math.isfinite(ratio) else 0.0
+
     def try_out(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Output distances, and ratios rounded down, one per pair; the best pair is remembered."""
-        outputs = self.net(torch.cat([first, second]))
+        outputs = self.outputs(torch.cat([first, second]))
         left, right = outputs[: len(first)], outputs[len(first) :]
         distance = _norms(second - first, self.p)
         moved = _norms(right - left, self.q)
@@ -216,7 +245,13 @@ def _best_coordinates(pairs: _Pairs, base: torch.Tensor, steps: torch.Tensor) ->
 
 def _float64_copy(head: nn.Module) -> nn.Module:
     """A float64 copy with effective weights in place of parametrised ones: the head that a certificate speaks of."""
-    net = copy.deepcopy(head).to("cpu")
+    try:
+        net = copy.deepcopy(head).to("cpu")
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"the head cannot be copied ({' '.join(str(error).split())[:150]}): the search runs on a copy; keep "
+            "computed tensors, locks and files out of its attributes, or do without the search"
+        ) from error
     for module in list(net.modules()):
         if parametrize.is_parametrized(module):
             with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+MAX_ENTRIES = 2**40
 InputBox = tuple[Any, Any]
 
 
@@ -33,6 +34,11 @@ def parse_input_shape(input_shape: int | Sequence[int]) -> tuple[int, ...]:
         raise ValueError(
             f"input_shape={input_shape!r} is no shape of a record: it takes one or more positive integers, batch "
             "dimension excluded; pass for example (1, 28, 28)"
+        )
+    if math.prod(sizes) > MAX_ENTRIES:
+        raise ValueError(
+            f"input_shape={input_shape!r} has more than 2^40 entries: no record is that large; pass the shape of one "
+            "record"
         )
     return tuple(int(n) for n in sizes)
 
@@ -83,6 +89,21 @@ def parse_input_box(
     return low, high
 
 
+def is_positive_finite(number: object) -> bool:
+    """Whether something is a Python number above 0 that float64 can hold.
+
+    Example:
+        >>> is_positive_finite(0.5), is_positive_finite(10**400), is_positive_finite(True)
+        (True, False, False)
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    try:
+        return math.isfinite(number) and number > 0
+    except OverflowError:
+        return False
+
+
 def require_budget(budget_s: float) -> float:
     """Check a time budget.
 
@@ -93,8 +114,7 @@ def require_budget(budget_s: float) -> float:
         >>> require_budget(10.0)
         10.0
     """
-    is_number = isinstance(budget_s, int | float) and not isinstance(budget_s, bool)
-    if not is_number or not math.isfinite(budget_s) or budget_s <= 0:
+    if not is_positive_finite(budget_s):
         raise ValueError(
             f"budget_s={budget_s!r} is no budget: it must be a positive finite number of seconds; pass for example 10.0"
         )

@@ -9,6 +9,7 @@ For A (m×n, the smaller side k) and G = fl(A·Aᵀ or Aᵀ·A), scaled so that 
 hence λ_max(exact Gram) ≤ t + γ_{k+1}/(1−γ_{k+1})·trace(M) + u·(t + max G_ii) + γ_m'·‖A‖_F².
 (The code takes k + 3 for k + 1, which covers kernels that multiply by reciprocals of pivots.)
 Complex arithmetic obeys the same bounds with every γ_n replaced by 4·γ_{n+2} (Higham 2002, Lemma 3.5).
+Matrix products are taken to be conventional, every entry a sum of products; Strassen's would break the first line.
 No number here comes from power iteration: a guess that is too small fails the factorisation and is raised.
 """
 
@@ -51,9 +52,9 @@ def largest_singular_value_up(stack: Stack) -> float:
         >>> 4.0 <= value < 4.0 + 1e-12
         True
     """
-    if not bool(np.isfinite(stack).all()):
+    largest = float(np.max(np.abs(stack), initial=0.0))  # NaN and infinity come through
+    if not math.isfinite(largest):
         raise ValueError("a matrix holds NaN or infinity: it has no singular values; train again or clip the weights")
-    largest = float(np.max(np.abs(stack), initial=0.0))
     if largest == 0.0:
         return 0.0
     scale = math.ldexp(1.0, min(max(math.frexp(largest)[1], -1000), 1000))
@@ -70,7 +71,7 @@ def _largest_gram_eigenvalue_up(matrices: Stack) -> float:
     is_complex = np.iscomplexobj(matrices)
     complex_factor = 4.0 if is_complex else 1.0
     frobenius_squared = inflate(
-        float(np.max(np.sum(np.abs(matrices) ** 2, axis=(1, 2)))), num_operations=side * length + 8
+        float(np.max(np.einsum("nij,nij->n", matrices, np.conj(matrices)).real)), num_operations=side * length + 8
     )
     gram = _gram(matrices[0])[None] if len(matrices) == 1 else _gram(matrices)
     gram_error = mul_up(complex_factor * gamma(length + 2), frobenius_squared)
@@ -115,8 +116,10 @@ def _full_guess(gram: Stack) -> float:
 
 
 def _is_positive_definite(threshold: float, gram: Stack) -> bool:
+    shifted, diagonal = -gram, np.arange(gram.shape[-1])
+    shifted[..., diagonal, diagonal] += threshold
     try:
-        np.linalg.cholesky(threshold * np.eye(gram.shape[-1]) - gram)
+        np.linalg.cholesky(shifted)
     except np.linalg.LinAlgError:
         return False
     return True

@@ -59,7 +59,7 @@ def test_branching_on_values_of_the_input_is_refused(function):
     ],
 )
 def test_values_cannot_leave_through_numpy_lists_or_storages(function):
-    with pytest.raises(UnsupportedModuleError, match="without reading input values"):
+    with pytest.raises(UnsupportedModuleError, match="reads a value of its input"):
         certify(Function(function), p=1, q=1, input_shape=(3,))
 
 
@@ -349,3 +349,31 @@ def test_a_recording_lists_operators_with_their_modules():
         ("addmm", "1", "Linear"),
     ]
     assert recording.reachable() == [0, 1, 2]
+
+
+def numpy_in_a_try(x):
+    try:
+        return x * float(x.numpy().max())
+    except Exception:
+        return x
+
+
+def lists_in_a_try(x):
+    try:
+        return x * x.tolist()[0][0]
+    except Exception:
+        return x
+
+
+def failing_operator_in_a_try(x):
+    try:
+        return x @ torch.ones(7, 7)
+    except RuntimeError:
+        return x
+
+
+@pytest.mark.parametrize("function", [numpy_in_a_try, lists_in_a_try, failing_operator_in_a_try])
+def test_a_head_cannot_swallow_what_a_recording_refuses(function):
+    """Mutation caught: raising without remembering, so that the branch for failures is certified."""
+    with pytest.raises(UnsupportedModuleError, match=r"reads a value|goes on after an operator failed"):
+        certify(Function(function), p=1, q=1, input_shape=(3,))

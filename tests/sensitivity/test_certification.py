@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from dense_oracle import dense_matrix, dense_norm
@@ -123,6 +124,10 @@ def test_any_valid_box_is_accepted_and_changes_nothing_yet(box):
         ({"method": "product", "p": 1, "q": 2}, "needs p = q"),
         ({"budget_s": 0}, "budget_s"),
         ({"budget_s": math.nan}, "budget_s"),
+        ({"budget_s": 10**400}, "budget_s"),
+        ({"method": ["auto"]}, "auto, fast, product"),
+        ({"input_shape": (10**30,)}, "no record is that large"),
+        ({"input_shape": (2**40, 2**40)}, "no record is that large"),
         ({"head": None}, "only a torch.nn.Module"),
     ],
 )
@@ -210,3 +215,21 @@ def test_a_head_that_counts_its_calls_is_refused():
 
     with pytest.raises(UnsupportedModuleError, match="changes itself in forward"):
         certify(Counting(), p=1, q=1, input_shape=(2,))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        torch.eye(3).to_sparse(),
+        torch.empty(2, 2, device="meta"),
+        np.ones((2, 2), dtype=np.longdouble),
+        "abc",
+        None,
+        object(),
+        [[1.0], [1.0, 2.0]],
+    ],
+)
+def test_what_is_no_dense_real_matrix_is_refused_in_one_line(matrix):
+    with pytest.raises(ValueError, match="matrix") as refusal:
+        operator_norm(matrix, p=1, q=1)
+    assert "\n" not in str(refusal.value)

@@ -167,3 +167,24 @@ def test_a_zero_kernel_has_norm_zero():
     nn.init.zeros_(layer.weight)
     for p, q in [*EXACT_PAIRS, (2, 2)]:
         assert operator_norm(layer, p=p, q=q, input_shape=(2, 8, 8)) == 0.0
+
+
+@pytest.mark.parametrize("outer", [1.0, 1e300])
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (2, 2), (1, math.inf), (2, math.inf), (math.inf, math.inf)])
+def test_taps_that_touch_padding_alone_count_for_nothing(p, q, outer):
+    """Hand work: on one pixel only the centre tap is left. Mutation caught: scaling by a tap outside the operator, so
+    that the centre underflows to 0."""
+    layer = nn.Conv2d(1, 1, 3, padding=1, bias=False).double()
+    layer.weight.data.fill_(outer)
+    layer.weight.data[0, 0, 1, 1] = 1e-200
+    assert 1e-200 <= operator_norm(layer, p=p, q=q, input_shape=(1, 1, 1)) <= 1e-200 * (1 + 1e-12)
+
+
+def test_long_signals_need_no_quadratic_memory():
+    """Hand work: all-ones taps give column sums of c_out·k. Mutation caught: a taps × outputs × inputs table (17 GiB)."""
+    layer = nn.Conv1d(1, 8, 9)
+    nn.init.ones_(layer.weight)
+    assert operator_norm(layer, p=1, q=1, input_shape=(1, 16_000)) == pytest.approx(72.0, rel=1e-12)
+    wide = nn.Conv1d(1, 1, 1001, padding=500)
+    nn.init.ones_(wide.weight)
+    assert operator_norm(wide, p=1, q=1, input_shape=(1, 700)) == pytest.approx(700.0, rel=1e-12)

@@ -55,7 +55,7 @@ def test_no_norm_of_a_random_batch_norm_is_above_its_bound(seed):
     W = dense_matrix(layer, shape)
     for p, q in [*EXACT_PAIRS, (2, 2)]:
         truth = dense_norm(W, p, q)
-        assert truth * (1 - 1e-15) <= operator_norm(layer, p=p, q=q, input_shape=shape) <= truth * (1 + 1e-12)
+        assert truth * (1 - 1e-15) <= operator_norm(layer.double(), p=p, q=q, input_shape=shape) <= truth * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,26 @@ def test_multipliers_of_batch_norm_are_at_or_above_the_rational_ones():
 
 def test_multipliers_by_powers_of_two_are_exact():
     assert constant_multipliers(0.25, dtype=torch.float32, divide=True).tolist() == [4.0]
+
+
+def test_a_multiplier_that_underflows_is_not_zero():
+    """Mutation caught: testing the rounded quotient, not γ, for 0."""
+    d = batch_norm_multipliers(np.array([1e-200, 0.0]), variance=np.array([1e300, 1.0]), epsilon=0.0)
+    assert d[0] > 0.0
+    assert d[1] == 0.0
+
+
+def test_the_epsilon_of_a_float32_batch_norm_counts_as_its_cast():
+    """PyTorch's kernel casts eps to float32, which is below 1e-5. Mutation caught: using the float64 eps."""
+    layer = nn.BatchNorm1d(1).eval()
+    layer.running_var.zero_()
+    truth = 1 / math.sqrt(float(np.float32(1e-5)))
+    assert truth <= operator_norm(layer, p=1, q=1, input_shape=(1,)) <= truth * (1 + 1e-12)
+
+
+def test_integers_that_float64_cannot_hold_are_refused():
+    """Mutation caught: rounding 2^53 + 1 down to 2^53."""
+    with pytest.raises(UnsupportedModuleError, match="pass it as a float"):
+        certify(Arithmetic(lambda x: x * (2**53 + 1)), p=1, q=1, input_shape=(2,))
+    with pytest.raises(ValueError, match=r"exceed 2\^53"):
+        operator_norm(torch.tensor([[2**53 + 1]]), p=1, q=1)

@@ -7,7 +7,7 @@ from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
 from torch import nn
 
 from sensitivity import certify, operator_norm
-from sensitivity.pooling import windows_over_a_pixel
+from sensitivity.pooling import average_table, average_windows, windows_over_a_pixel
 
 
 def random_average_pool(seed):
@@ -125,3 +125,24 @@ def test_pooling_over_a_head_of_bare_pixels_is_refused():
 def test_a_global_mean_over_the_batch_is_refused():
     with pytest.raises(ValueError, match="records mix"):
         certify(Reduced("mean", (0, 1), keepdim=True), p=1, q=1, input_shape=(4,))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "include"), [(4, 4, 0, True), (3, 2, 1, False), (5, 2, 2, True)]
+)
+def test_bounds_of_long_axes_are_above_the_exact_ones(kernel, stride, padding, include, monkeypatch):
+    """The dense route is the slow twin. Mutation caught: forgetting that windows overlap."""
+    arguments = {"kernel": kernel, "stride": stride, "padding": padding, "count_include_pad": include, "divisor": None}
+    axis = average_windows(41, (41 + 2 * padding - kernel) // stride + 1, **arguments)
+    exact = average_table(axis, axis, channels=2)
+    monkeypatch.setattr("sensitivity.pooling.DENSE_WEIGHTS", 0)
+    bound = average_table(axis, axis, channels=2)
+    for r in range(3):
+        for s in range(3):
+            assert exact[r][s] * (1 - 1e-12) <= bound[r][s] <= 4.0 * exact[r][s]
+
+
+def test_long_signals_are_pooled_without_a_dense_matrix():
+    """Hand work: disjoint windows of 4 give 1/4 from 1 to 1 and 1/2 from 2 to 2."""
+    for p, truth in ((1, 0.25), (2, 0.5), (math.inf, 1.0)):
+        assert operator_norm(nn.AvgPool1d(4), p=p, q=p, input_shape=(1, 40_000)) == pytest.approx(truth, rel=1e-12)

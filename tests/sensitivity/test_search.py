@@ -1,11 +1,13 @@
 import copy
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
 from dense_oracle import dense_matrix
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 from sensitivity import Certificate, LowerBound, certify, lower_bound
 
@@ -120,3 +122,67 @@ def test_bad_arguments_are_refused(arguments, words):
 def test_a_head_that_mixes_records_is_refused():
     with pytest.raises(ValueError, match="train mode"):
         lower_bound(nn.BatchNorm1d(3), p=1, q=1, input_shape=(3,))
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def cancelling_layers():
+    head = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.eye_(head[0].weight)
+    nn.init.constant_(head[0].bias, 1e10)
+    head[1].weight.data = torch.tensor([[1.0, -1.0, 0.0, 0.0]] * 4)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("head", "truth"), [(Function(lambda x: (x + 1e12) - 1e12), 1.0), (cancelling_layers(), 2.0)], ids=["sum", "layers"]
+)
+@pytest.mark.parametrize("norm", [1, math.inf])
+def test_rounding_errors_of_a_cancelling_head_are_no_sensitivity(head, truth, norm):
+    """Mutation caught: an allowance relative to the output, which cancellation makes small (1.0158 found before)."""
+    truth = truth if norm == math.inf else certify(head, p=norm, q=norm, input_shape=4).value
+    assert 0.0 < lower_bound(head, p=norm, q=norm, input_shape=4).value <= truth
+    certificate = certify(head, p=norm, q=norm, input_shape=4, search=True)
+    assert certificate.lower_bound <= certificate.value
+
+
+def test_a_jump_cannot_push_the_lower_bound_above_the_certificate():
+    certificate = certify(nn.Softplus(threshold=0.0), p=1, q=1, input_shape=4, search=True)
+    assert certificate.slack > 0.0
+    assert certificate.lower_bound <= certificate.value
+
+
+def with_computed_tensor():
+    head = nn.Linear(4, 4)
+    head.twice = head.weight * 2
+    return head
+
+
+def with_lock():
+    head = nn.Linear(4, 4)
+    head.lock = threading.Lock()
+    return head
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (with_computed_tensor(), "cannot be copied"),
+        (with_lock(), "cannot be copied"),
+        (Function(lambda x: F.linear(x, torch.eye(4))), "does not run in float64"),
+        (nn.Sequential(Function(lambda x: x.float()), nn.Linear(4, 4)), "does not run in float64"),
+    ],
+    ids=["computed tensor", "lock", "float32 constant", "cast"],
+)
+def test_heads_that_cannot_be_searched_are_refused_in_one_line(head, words):
+    with pytest.raises(ValueError, match=words) as refusal:
+        certify(head, p=1, q=1, input_shape=4, search=True)
+    assert "\n" not in str(refusal.value)
+    assert certify(head, p=1, q=1, input_shape=4).value > 0.0
