@@ -16,7 +16,7 @@ from asfl_privacy.federated.phases import ClientState, Collected, Delivery, Payl
 from asfl_privacy.federated.settings import Privacy
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.federated.streams import SERVER, numpy_stream, torch_stream
-from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, plan_release
+from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, plan_release, run_stateless
 
 NOISED_INPUTS = "noised_inputs"
 
@@ -70,12 +70,13 @@ def collect_activations(
     inputs, labels = holder.inputs[chosen], holder.labels[chosen]
     client_state = state.clients.get(client, {})
     if plan is None:
-        released = clean = head(inputs)
+        released = clean = run_stateless(head, inputs)
     else:
         client_state, noised = _noised(holder, chosen, plan, client_state, federation=federation, round=round)
         released = finish_release(plan, head, noised)
         own_is_clean = federation.privacy is not None and federation.privacy.own == "clean"
-        clean = head(inputs) if own_is_clean else released
+        # The same blocks see clean and noised records: one that keeps something would carry it into a later payload.
+        clean = run_stateless(head, inputs) if own_is_clean else released
     if not bool(torch.isfinite(released).all() and torch.isfinite(clean).all()):
         raise ValueError("activations are not finite: training diverged; lower lr")
     payload = Payload(

@@ -145,6 +145,14 @@ def test_a_plan_for_other_weights_is_refused(digits):
         collect_activations(moved, 0, federation=federation, plan=plan, round=0)
 
 
+@pytest.mark.parametrize("privacy", [None, gaussian()])
+def test_a_block_that_remembers_is_refused_before_it_can_send_what_it_kept(digits, privacy):
+    """Catches a client's clean records in the next client's payload, behind any amount of noise."""
+    federation = make_federation(digits, model_name="own_nets:keeps", exchange_layer="head", privacy=privacy)
+    with pytest.raises(ValueError, match="changed itself while running"):
+        collect(federation)
+
+
 def test_activations_that_are_not_finite_never_leave(digits):
     federation = make_federation(digits)
     broken = {
