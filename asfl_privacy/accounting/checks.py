@@ -91,6 +91,16 @@ def norm_word(p: float) -> int | str:
     return "inf" if math.isinf(p) else int(p)
 
 
+def number_words(number: float) -> str:
+    """The number as it is written: the shortest text that reads back as this very float, so nothing is rounded away.
+
+    Example:
+        >>> number_words(0.1234567), number_words(1e-5), number_words(2.0)
+        ('0.1234567', '1e-05', '2')
+    """
+    return repr(float(number)).removesuffix(".0")
+
+
 def check_integer(name: str, value: object, *, minimum: int) -> int:
     """Return an integer ≥ ``minimum``, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:

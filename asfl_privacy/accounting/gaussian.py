@@ -40,8 +40,9 @@ def gaussian_delta(epsilon: float, *, noise_multiplier: float) -> float:
         ValueError: if an argument is NaN, infinite or out of range.
 
     Guarantee:
-        Never below the exact δ of ideal arithmetic; relative excess about 1e-13. Where δ underflows (below 1e-290)
-        it is an upper bound, never 0.
+        Never below the exact δ of ideal arithmetic; relative excess at most 1e-12 for ε in 1e-3…100 and δ in
+        1e-12…1e-2, more outside (2.3e-10 at ε=3.5e7, δ=4e-175). Where δ underflows (below 1e-290) it is an upper bound,
+        never 0.
 
     Source:
         Balle & Wang (2018), Theorem 8.

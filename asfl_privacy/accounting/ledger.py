@@ -16,6 +16,7 @@ from asfl_privacy.accounting.checks import (
     check_radius,
     check_real,
     norm_word,
+    number_words,
 )
 from asfl_privacy.accounting.event import EventClass, check_vector, make_event, multiplier_at
 from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
@@ -101,9 +102,8 @@ class Ledger:
         """The neighbouring relation in words."""
         if self.radius == "any":
             return "replace one record by any other record of the input box"
-        return (
-            f"replace one record by another at ℓ{norm_word(self.p)} distance at most {self.radius:g} (raw input units)"
-        )
+        radius = number_words(float(self.radius))
+        return f"replace one record by another at ℓ{norm_word(self.p)} distance at most {radius} (raw input units)"
 
     @property
     def event_classes(self) -> tuple[EventClass, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asfl_privacy.accounting.bracket import EpsilonBracket
-from asfl_privacy.accounting.checks import check_choice, check_delta, check_integer
+from asfl_privacy.accounting.checks import check_choice, check_delta, check_integer, number_words
 from asfl_privacy.accounting.ledger import Ledger
 
 _SCALES = (2.0, 5.0, 10.0)
@@ -86,8 +86,8 @@ def statement(ledger: Ledger, *, facts: StatementFacts) -> str:
         + (f", placed at {facts.placement}." if facts.placement else "."),
         f"- Released: {counts.releases} activations of {counts.records} records, at most "
         f"{counts.max_releases_per_record} of one record.",
-        f"- Per release: ε = {_up(ledger.largest_release(delta=facts.delta))}, δ = {delta:g}",
-        f"- Total, largest over records: ε = {_up(total.high)}, δ = {delta:g} {_bracket_words(total)}",
+        f"- Per release: ε = {_up(ledger.largest_release(delta=facts.delta))}, δ = {number_words(delta)}",
+        f"- Total, largest over records: ε = {_up(total.high)}, δ = {number_words(delta)} {_bracket_words(total)}",
         "",
         *_scale_lines(ledger, facts.delta),
         "## Assumptions",
@@ -117,14 +117,14 @@ def warnings_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
     """
     found = []
     delta = ledger.delta_used(facts.delta)
-    if delta * facts.num_records >= 1.0:
+    if delta >= 1 / facts.num_records:  # 1/n rounds to the nearest float, so every δ from the true 1/n on is met
         found.append(
-            f"δ = {delta:g} is 1/n or more (n = {facts.num_records}): publishing one record outright would satisfy it; "
-            "choose δ well below 1/n."
+            f"δ = {number_words(delta)} is 1/n or more (n = {facts.num_records}): publishing one record outright would "
+            "satisfy it; choose δ well below 1/n."
         )
-    if ledger.radius != "any":
+    if not isinstance(ledger.radius, str):
         found.append(
-            f"Metric claim only: inputs at distance at most {ledger.radius:g} look alike; records further apart are "
+            f"Metric claim only: inputs at distance at most {number_words(ledger.radius)} look alike; records further apart are "
             "protected as the table of scales says, and no more."
         )
     if facts.labels == "clear":

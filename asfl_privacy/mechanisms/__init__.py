@@ -6,16 +6,19 @@ from asfl_privacy.mechanisms.families import make_mechanism
 from asfl_privacy.mechanisms.gaussian import Gaussian
 from asfl_privacy.mechanisms.laplace import Laplace
 from asfl_privacy.mechanisms.mechanism import Mechanism
-from asfl_privacy.mechanisms.noise_layer import NoiseLayer, insert_noise
+from asfl_privacy.mechanisms.noise_layer import NoiseLayer
+from asfl_privacy.mechanisms.noisy_head import NoisyHead, insert_noise
 from asfl_privacy.mechanisms.placement import split_head, valid_placements
 from asfl_privacy.mechanisms.release import ReleasePlan, add_noise, apply_release, finish_release, plan_release
 from asfl_privacy.mechanisms.release_sensitivity import ReleaseSensitivity, release_sensitivity
+from asfl_privacy.mechanisms.stateless import run_stateless
 
 __all__ = [
     "Gaussian",
     "Laplace",
     "Mechanism",
     "NoiseLayer",
+    "NoisyHead",
     "PlacementChoice",
     "ReleasePlan",
     "ReleaseSensitivity",
@@ -28,6 +31,7 @@ __all__ = [
     "make_mechanism",
     "plan_release",
     "release_sensitivity",
+    "run_stateless",
     "split_head",
     "valid_placements",
 ]

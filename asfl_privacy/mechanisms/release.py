@@ -21,6 +21,7 @@ from asfl_privacy.mechanisms.guards import (
 from asfl_privacy.mechanisms.mechanism import Mechanism, scale_for
 from asfl_privacy.mechanisms.placement import check_dtype, check_eval, split_head
 from asfl_privacy.mechanisms.release_sensitivity import ReleaseSensitivity, release_sensitivity
+from asfl_privacy.mechanisms.stateless import run_stateless
 from sensitivity import Certificate
 
 
@@ -154,7 +155,8 @@ def apply_release(
 
     Raises:
         ValueError: for inputs of another shape, outside the box, in half precision, NaN, inf or an empty batch; for
-            activations that are not finite; for a head in train mode. Nothing is returned then.
+            activations that are not finite; for a head in train mode or one that changes itself while it runs.
+            Nothing is returned then.
         StaleCertificateError: if the weights differ from those certified.
 
     Guarantee:
@@ -198,18 +200,17 @@ def add_noise(
     check_input_box(inputs, input_box=plan.input_box)
     if plan.certificate is not None:
         plan.certificate.check(prefix)
-    with torch.no_grad():
-        activations: torch.Tensor = prefix(inputs.clone())
-        check_activations(activations)
-        if len(activations) != len(inputs):
-            raise ValueError(
-                f"the head turns {len(inputs)} records into {len(activations)} rows: a release is one row per record; "
-                "keep the batch dimension first"
-            )
-        if plan.clip is not None:
-            activations = clip_rows(activations, max_norm=plan.clip, norm=plan.mechanism.norm)
-        check_resolution(activations, noise_stddev=plan.noise_stddev)
-        return activations + plan.mechanism.sample_like(activations, generator=generator)
+    activations = run_stateless(prefix, inputs)
+    check_activations(activations)
+    if len(activations) != len(inputs):
+        raise ValueError(
+            f"the head turns {len(inputs)} records into {len(activations)} rows: a release is one row per record; "
+            "keep the batch dimension first"
+        )
+    if plan.clip is not None:
+        activations = clip_rows(activations, max_norm=plan.clip, norm=plan.mechanism.norm)
+    check_resolution(activations, noise_stddev=plan.noise_stddev)
+    return activations + plan.mechanism.sample_like(activations, generator=generator)
 
 
 def finish_release(plan: ReleasePlan, head: nn.Sequential, noised: torch.Tensor) -> torch.Tensor:
@@ -224,11 +225,14 @@ def finish_release(plan: ReleasePlan, head: nn.Sequential, noised: torch.Tensor)
         The activations at the end of the head, shape (batch, ...), without gradient.
 
     Raises:
-        ValueError: if the head is in train mode, or the result is not finite.
+        ValueError: if the head is in train mode, the result is not finite, or a block changes itself while it runs.
+
+    Guarantee:
+        Post-processing as long as the blocks after the noise hold nothing of a record: what they keep of this call is
+        refused here, and what they may have kept of another is refused where that one runs through ``run_stateless``.
     """
     _, rest = split_head(head, plan.placement)
     check_eval(head)
-    with torch.no_grad():
-        released: torch.Tensor = rest(noised.clone())
+    released = run_stateless(rest, noised)
     check_activations(released, what="released activations")
     return released

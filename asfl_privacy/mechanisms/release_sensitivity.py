@@ -1,6 +1,5 @@
 """Sensitivity of what is noised: Δ at the radius, and Δ for any two records of the input box.
 
-from typing import TYPE_CHECKING
 Legend: d = numbers in one record; m = numbers in one activation; p = norm of the inputs; q = the mechanism's norm.
 """
 

@@ -188,3 +188,21 @@ def test_extreme_multipliers_stay_on_the_safe_side():
     assert gaussian_epsilon(1e-5, noise_multiplier=1e300) == 0.0
     assert gaussian_delta(1.0, noise_multiplier=1e-310) == 1.0
     assert 0.0 < gaussian_delta(1.0, noise_multiplier=1e9) < 1e-300
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_delta_exceeds_the_exact_one_by_at_most_1e12_in_the_stated_range(epsilon, delta):
+    """Catches: an error bound that is safe but loose, and a promise of digits that are not there."""
+    z = gaussian_noise_multiplier(epsilon, delta=delta)
+    with mp.workdps(80):
+        exact = exact_delta(epsilon, 1 / mp.mpf(z))
+        assert exact <= gaussian_delta(epsilon, noise_multiplier=z) <= exact * (1 + mp.mpf("1e-12"))
+
+
+def test_delta_far_outside_that_range_is_still_an_upper_bound():
+    """ε=3.5e7, δ=4e-175: the excess is beyond 1e-12, and the docstring says so."""
+    z = gaussian_noise_multiplier(3.5e7, delta=4e-175)
+    with mp.workdps(80):
+        exact = exact_delta(3.5e7, 1 / mp.mpf(z))
+    assert exact <= gaussian_delta(3.5e7, noise_multiplier=z) <= exact * (1 + mp.mpf("1e-9"))

@@ -119,3 +119,25 @@ def test_choices_made_on_private_data_are_listed():
 def test_bad_facts_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         StatementFacts(**({"delta": 1e-5, "num_records": 10} | change))
+
+
+def test_every_delta_of_one_over_n_is_flagged():
+    """Catches: δ·n ≥ 1 in floats, which misses n = 49 and many more."""
+    ledger = gaussian_ledger()
+    for n in range(2, 500):
+        for delta, due in ((1 / n, True), (math.nextafter(1 / n, 1.0), True), (math.nextafter(1 / n, 0.0), False)):
+            found = warnings_of(ledger, facts=StatementFacts(delta=delta, num_records=n))
+            assert any("1/n or more" in line for line in found) == due, (n, delta)
+    pure = Ledger(p=1, radius=0.5)
+    assert not any("1/n" in line for line in warnings_of(pure, facts=StatementFacts(delta=0.5, num_records=10)))
+
+
+def test_radius_and_delta_are_written_without_rounding():
+    """Catches: six digits, by which the text promises more than the ledger proves (a larger R, a smaller δ)."""
+    radius, delta = 0.12345659999, 1.23456749e-5
+    text = statement(gaussian_ledger(radius=radius), facts=StatementFacts(delta=delta, num_records=10))
+    assert f"distance at most {radius!r} (raw input units)" in text
+    assert f"inputs at distance at most {radius!r} look alike" in text
+    assert text.count(f"δ = {delta!r}") == 2
+    flagged = statement(gaussian_ledger(), facts=StatementFacts(delta=0.12345649, num_records=1797))
+    assert flagged.count("δ = 0.12345649") == 3

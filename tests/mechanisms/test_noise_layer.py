@@ -1,28 +1,14 @@
-"""NoiseLayer and insert_noise: fresh everywhere, refused where it must be."""
+"""NoiseLayer: fresh everywhere, refused where it must be."""
 
 import copy
 import os
 import pickle
 import warnings
-from collections import OrderedDict
 
 import pytest
 import torch
-from torch import nn
 
-from asfl_privacy.mechanisms import Gaussian, Laplace, NoiseLayer, insert_noise
-from sensitivity import StaleCertificateError, certify
-
-
-@pytest.fixture
-def head():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()),
-            conv2=nn.Sequential(nn.Conv2d(4, 2, 3), nn.ReLU()),
-        )
-    ).eval()
+from asfl_privacy.mechanisms import Gaussian, Laplace, NoiseLayer
 
 
 def in_a_fork(draw):
@@ -77,72 +63,6 @@ def test_a_seeded_layer_is_refused_in_another_process():
     assert b"another process" in in_a_fork(attempt)
     with pytest.raises(ValueError, match="pickled copy"):
         pickle.dumps(layer)
-
-
-def test_a_noise_layer_adds_nothing_to_the_state_dict(head):
-    noisy = insert_noise(head, Gaussian(noise_stddev=1.0), placement="after:conv1")
-    assert list(noisy.state_dict()) == list(head.state_dict())
-    noisy.load_state_dict(head.state_dict())
-    assert len(list(noisy.parameters())) == len(list(head.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("placement", "names"),
-    [
-        ("input", ["noise", "conv1", "conv2"]),
-        ("after:conv1", ["conv1", "noise", "conv2"]),
-        ("after:conv2", ["conv1", "conv2", "noise"]),
-        ("exchange", ["conv1", "conv2", "noise"]),
-    ],
-)
-def test_placements(head, placement, names):
-    """Catches: noise one block too early or too late, and modules copied instead of shared."""
-    noisy = insert_noise(head, Gaussian(noise_stddev=1e-3), placement=placement)
-    assert list(noisy._modules) == names
-    assert noisy.conv1 is head.conv1
-    assert not noisy.training
-    assert list(head._modules) == ["conv1", "conv2"]
-    x = torch.rand(2, 1, 8, 8)
-    assert 0.0 < float((noisy(x) - head(x)).detach().abs().max()) < 0.1
-
-
-def test_unknown_placements_list_the_valid_ones(head):
-    for placement in ("auto", "after:conv3", "conv1", ""):
-        with pytest.raises(ValueError, match="input, after:conv1, after:conv2, exchange"):
-            insert_noise(head, Gaussian(noise_stddev=1.0), placement=placement)
-    with pytest.raises(ValueError, match=r"nn\.Sequential"):
-        insert_noise(nn.Linear(2, 2), Gaussian(noise_stddev=1.0), placement="input")
-    with pytest.raises(ValueError, match=r"nn\.Sequential"):
-        insert_noise(nn.Sequential(), Gaussian(noise_stddev=1.0), placement="input")
-
-
-def test_a_stale_certificate_is_refused(head):
-    """Catches: calibrating once and training on; also in a deep copy, whose weights are its own."""
-    certificate = certify(head, p=2, q=2, input_shape=(1, 8, 8))
-    mechanism = Gaussian.calibrate(epsilon=1.0, delta=1e-5, sensitivity=certificate.map(0.1), certificate=certificate)
-    noisy = insert_noise(head, mechanism, placement="exchange")
-    x = torch.rand(2, 1, 8, 8)
-    noisy(x)
-    twin = copy.deepcopy(noisy)
-    twin(x)
-    with torch.no_grad():
-        twin.conv1[0].weight *= 2.0
-    with pytest.raises(StaleCertificateError):
-        twin(x)
-    noisy(x)
-    with torch.no_grad():
-        head.conv2[0].bias += 1.0
-    with pytest.raises(StaleCertificateError):
-        noisy(x)
-    with pytest.raises(StaleCertificateError):
-        insert_noise(head, mechanism, placement="exchange")
-
-
-def test_a_certificate_for_another_prefix_is_refused(head):
-    certificate = certify(head.conv1, p=2, q=2, input_shape=(1, 8, 8))
-    mechanism = Gaussian(noise_stddev=1.0, certificate=certificate)
-    with pytest.raises(StaleCertificateError):
-        insert_noise(head, mechanism, placement="exchange")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -279,3 +280,54 @@ def test_bad_plans_are_refused_in_one_line(change, words):
     with pytest.raises(ValueError, match=words) as caught:
         make_plan(make_head(), **change)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_what_laplace_noise_is_added_to_lies_in_the_l1_ball(placement):
+    """Catches: clipping in ℓ2 before Laplace noise, which leaves ℓ1 norms up to √d·C and so breaks Δ = 2C."""
+    head = make_head(torch.float64)
+    plan = make_plan(head, placement=placement, mechanism="laplace", clip=0.5, radius="any", noise_multiplier=1e-10)
+    assert plan.sensitivity.value == 1.0
+    noised = add_noise(plan, head, inputs(dtype=torch.float64), generator=seeded())
+    norms = noised.flatten(1).abs().sum(dim=1)
+    assert float(norms.max()) <= 0.5 * (1.0 + 1e-6)
+    assert float(norms.max()) == pytest.approx(0.5, rel=1e-6)
+
+
+class Rememberer(nn.Module):
+    """Adds the mean of its last batch to this one, and keeps that mean outside the state_dict."""
+
+    def __init__(self, *, in_buffer):
+        super().__init__()
+        self.in_buffer, self.last = in_buffer, torch.zeros(())
+        self.register_buffer("hidden", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        y = x + self.last + self.hidden
+        if self.in_buffer:
+            self.hidden.copy_(x.mean())
+        else:
+            self.last = x.mean()
+        return y
+
+
+@pytest.mark.parametrize("in_buffer", [False, True])
+@pytest.mark.parametrize("placement", ["input", "after:conv1"])
+def test_a_rest_that_remembers_an_earlier_batch_is_refused(in_buffer, placement):
+    """Catches: post-processing that carries a clean batch into a release; no state_dict shows it."""
+    head = make_head()
+    head.add_module("memory", Rememberer(in_buffer=in_buffer).eval())
+    plan = make_plan(head, placement=placement)
+    noised = add_noise(plan, head, inputs(), generator=seeded())
+    with pytest.raises(ValueError, match="head block memory changed itself while running") as caught:
+        finish_release(plan, head, noised)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_before_the_noise_that_changes_itself_is_refused():
+    """Catches: a check of what comes after the noise only; the plan's certificate is that of a stateless twin."""
+    head = make_head()
+    plan = replace(make_plan(head), sensitivity=replace(make_plan(head).sensitivity, certificate=None))
+    head.add_module("memory", Rememberer(in_buffer=False).eval())
+    with pytest.raises(ValueError, match="head block memory changed itself while running"):
+        add_noise(plan, head, inputs(), generator=seeded())

@@ -1,0 +1,159 @@
+"""Modules that keep nothing: whatever a block remembers of one record could leave with the next."""
+
+import functools
+import logging
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+_SIMPLE = (bool, int, float, complex, str, bytes, bytearray, types.NoneType)
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device, logging.Logger)
+_WORDS = frozenset(_SIMPLE)
+_PLAIN = (*_SIMPLE, *_OPAQUE)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_LIBRARIES = {"builtins", "collections", "numpy", "torch"}
+_EMPTY = {name for name, value in vars(nn.Identity()).items() if isinstance(value, dict)}
+"""Tables that every torch module holds, mostly empty ones."""
+
+
+def run_stateless(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Run a module without gradient on a copy of the inputs, and refuse one that changes itself meanwhile.
+
+    Args:
+        module: the module, in the mode in which it is meant to run.
+        inputs: shape (batch, ...); left as they are.
+
+    Returns:
+        The module's output, without gradient.
+
+    Raises:
+        ValueError: naming the block that changed itself.
+
+    Guarantee:
+        Nothing that the module or its parts hold differs after the call, bit for bit: parameters, buffers (persistent
+        or not), attributes of any depth, class attributes, closures, and the values and containers among the globals
+        that their own methods name. Outside the claim: files, other globals, generators and compiled extensions.
+
+    Edge cases:
+        BatchNorm in train mode is refused; a module that counts its calls is refused too.
+
+    Example:
+        >>> run_stateless(nn.ReLU(), torch.tensor([[-1.0, 2.0]]))
+        tensor([[0., 2.]])
+    """
+    before = _snapshots(module)
+    with torch.no_grad():
+        outputs: torch.Tensor = module(inputs.clone())
+    after = _snapshots(module)
+    for name, snapshot in before.items():
+        if after.get(name) != snapshot:
+            where = f"head block {name}" if name else "the head"
+            raise ValueError(
+                f"{where} changed itself while running: what it kept may be another record; remove the state"
+            )
+    return outputs
+
+
+def _snapshots(module: nn.Module) -> dict[str, list[bytes]]:
+    """What each block holds, by name, then of the module itself under the empty name."""
+    seen: dict[int, tuple[int, object]] = {}  # number and object; the object is held, so that no id is used twice
+    return {name: _snapshot(part, seen) for name, part in [*module.named_children(), ("", module)]}
+
+
+def _snapshot(root: object, seen: dict[int, tuple[int, object]]) -> list[bytes]:
+    """Type, values and links of everything that is reached from ``root`` and not yet seen."""
+    found: list[bytes] = []
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _PLAIN):
+            found.append(f"{type(value).__qualname__}={value!r};".encode())
+        elif id(value) in seen:
+            found.append(b"%d;" % seen[id(value)][0])
+        else:
+            seen[id(value)] = (len(seen), value)
+            held = _held(value)
+            found.append(f"{type(value).__qualname__}*{len(held)};".encode() + _data(value))
+            found.append(repr([part if type(part) in _WORDS else ... for part in held]).encode())
+            waiting += [part for part in held if type(part) not in _WORDS]
+    return found
+
+
+def _data(value: object) -> bytes:
+    """The numbers of a tensor or an array."""
+    if isinstance(value, torch.Tensor):
+        return _tensor_bytes(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        return f"{value.shape}{value.dtype}".encode() + value.tobytes()
+    return b""
+
+
+def _held(value: object) -> list[object]:
+    """What a value holds one level down."""
+    held: list[object] = []
+    if isinstance(value, nn.Module):
+        pass  # all of it is in __dict__
+    elif isinstance(value, (dict, Mapping)):
+        held += [*value.keys(), *value.values()]
+    elif isinstance(value, _CONTAINERS):
+        held += value
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        held += value.tolist()
+    elif isinstance(value, types.MethodType):
+        held += [value.__self__, value.__func__]
+    elif isinstance(value, functools.partial):
+        held += [value.func, value.args, value.keywords]
+    elif isinstance(value, types.FunctionType):
+        held += _held_by_function(value)
+    held += [
+        part
+        for name, kept in getattr(value, "__dict__", {}).items()
+        if name not in _EMPTY or kept
+        for part in (name, kept)
+    ]
+    if _is_own(type(value)):
+        for base in filter(_is_own, type(value).__mro__):
+            slots = base.__dict__.get("__slots__", ())
+            held += [getattr(value, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
+            if isinstance(value, nn.Module):
+                held += [
+                    part for name, kept in vars(base).items() if not name.startswith("__") for part in (name, kept)
+                ]
+    return held
+
+
+def _is_own(code: type | types.FunctionType) -> bool:
+    return str(code.__module__).partition(".")[0] not in _LIBRARIES
+
+
+def _held_by_function(function: types.FunctionType) -> Iterator[object]:
+    if not _is_own(function):
+        return
+    yield from (function.__defaults__, function.__kwdefaults__)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not yet filled
+            yield None
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, (*_SIMPLE, *_CONTAINERS, dict, torch.Tensor, np.ndarray)):
+            yield name
+            yield value
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> bytes:
+    values = tensor.detach()
+    header = f"{tuple(values.shape)} {values.dtype} {values.device}".encode()
+    if values.is_meta:
+        return header
+    if values.is_quantized:
+        values = values.int_repr()
+    if values.layout != torch.strided:
+        values = values.to_dense()
+    values = values.resolve_conj().resolve_neg().cpu().contiguous()
+    return header + values.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,134 @@
+"""run_stateless: what a block keeps of a record is found, wherever it keeps it."""
+
+import functools
+import types
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asfl_privacy.mechanisms import run_stateless
+
+MEMORY = {"last": 0.0}
+COUNT = 0
+
+
+class Keeper(nn.Module):
+    """Adds what it kept of the last batch, and keeps the mean of this one where ``keep`` puts it."""
+
+    kept_by_class = 0.0
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+        self.plain = self.chosen = None
+        self.register_buffer("hidden", torch.zeros(1), persistent=False)
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.items = [1, {"deep": (2, deque([3.0]))}]
+        self.array = np.zeros(2)
+        self.bare = types.SimpleNamespace(value=0.0)
+        self.bank = [torch.zeros(1), torch.ones(1)]
+        self.chosen = self.bank[0]
+        self.loose = [nn.BatchNorm1d(3)]
+        self.call = functools.partial(max, [0.0])
+
+    def forward(self, x):
+        self.keep(self, float(x.detach().mean()))
+        return x
+
+
+def in_class(module, mean):
+    Keeper.kept_by_class = mean
+
+
+def in_global_dict(module, mean):
+    MEMORY["last"] = mean
+
+
+def in_global_number(module, mean):
+    global COUNT
+    COUNT += 1
+
+
+def in_a_closure():
+    last = [0.0]
+
+    def keep(module, mean):
+        last[0] = mean
+
+    return keep
+
+
+def in_place(module, mean):
+    module.weight.data.fill_(mean)
+
+
+PLACES = {
+    "plain attribute": lambda module, mean: setattr(module, "plain", mean),
+    "plain tensor": lambda module, mean: setattr(module, "plain", torch.tensor(mean)),
+    "new attribute": lambda module, mean: setattr(module, "late", mean),
+    "buffer that is not in the state_dict": lambda module, mean: module.hidden.fill_(mean),
+    "parameter, past its version counter": in_place,
+    "attribute of a parameter": lambda module, mean: setattr(module.weight, "last", mean),
+    "deep container": lambda module, mean: module.items[1]["deep"][1].append(mean),
+    "array": lambda module, mean: module.array.fill(mean),
+    "object": lambda module, mean: setattr(module.bare, "value", mean),
+    "choice among known tensors": lambda module, mean: setattr(module, "chosen", module.bank[mean > 0.0]),
+    "module that is no submodule": lambda module, mean: module.loose[0].running_mean.fill_(mean),
+    "partial": lambda module, mean: module.call.args[0].append(mean),
+    "hook": lambda module, mean: module.register_forward_hook(lambda *_: None),
+    "class": in_class,
+    "global container": in_global_dict,
+    "global number": in_global_number,
+    "closure": in_a_closure(),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_block_that_keeps_something_is_refused_by_name(place):
+    """Catches: comparing the state_dict alone, types alone, or attributes without what they hold."""
+    module = nn.Sequential()
+    module.add_module("first", nn.ReLU())
+    module.add_module("keeper", nn.Sequential(Keeper(PLACES[place])))
+    with pytest.raises(ValueError, match="head block keeper changed itself while running") as caught:
+        run_stateless(module.eval(), torch.rand(4, 3))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_without_blocks_is_refused_too():
+    with pytest.raises(ValueError, match="the head changed itself"):
+        run_stateless(Keeper(PLACES["plain attribute"]), torch.rand(4, 3))
+
+
+def test_batch_norm_is_refused_in_train_mode_only():
+    module = nn.Sequential(nn.BatchNorm1d(3))
+    x = torch.rand(4, 3)
+    assert torch.equal(run_stateless(module.eval(), x), module(x).detach())
+    with pytest.raises(ValueError, match="head block 0"):
+        run_stateless(module.train(), x)
+
+
+def test_modules_that_keep_nothing_run_as_they_are():
+    """Catches: refusing what does not change: NaN, shared blocks, cycles, parametrized weights, in-place layers."""
+    shared = nn.Linear(3, 3)
+    keeper = Keeper(lambda module, mean: None)
+    keeper.plain, keeper.hidden[0] = float("nan"), float("nan")
+    keeper.items.append(keeper.items)
+    module = nn.Sequential(
+        shared, nn.ReLU(inplace=True), keeper, shared, nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    ).eval()
+    x = torch.randn(4, 3)
+    before = x.clone()
+    for _ in range(3):
+        found = run_stateless(module, x)
+        assert torch.equal(found, module(before.clone()).detach())
+        assert not found.requires_grad
+    assert torch.equal(x, before)
+
+
+def test_inputs_survive_a_first_layer_in_place():
+    x = torch.tensor([[-1.0, 2.0]])
+    assert run_stateless(nn.ReLU(inplace=True), x).tolist() == [[0.0, 2.0]]
+    assert x.tolist() == [[-1.0, 2.0]]
