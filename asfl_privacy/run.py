@@ -24,13 +24,17 @@ from asfl_privacy.accounting import Ledger, StatementFacts, calibrate, statement
 from asfl_privacy.cells import Cell, Target
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
-from asfl_privacy.execution import RunResult, run_serially
+from asfl_privacy.execution import Evaluation, RunResult, run_serially
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
 from asfl_privacy.federated.sharing import plan_head
 from asfl_privacy.mechanisms import choose_placement, make_mechanism
 from asfl_privacy.reporting import Row, complete_row
 
 ROW_FILE, CONFIG_FILE, LEDGER_FILE, STATEMENT_FILE = "row.json", "config.toml", "ledger.json", "statement.md"
+
+UNPROTECTED = (
+    "Runs without noise protect nothing: what clients share (clean activations, labels, updates) leaves them as it is."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +147,7 @@ def execute_run(
     data: Dataset,
     folder: Path | None,
     should_stop: Callable[[], bool] = lambda: False,
+    on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Outcome:
     """Train one prepared cell and write its run folder.
 
@@ -153,6 +158,7 @@ def execute_run(
         folder: Run folder to write in one step (config.toml, metrics.csv, checkpoint.npz, row.json, and of a
             private run ledger.json and statement.md), or None to write nothing.
         should_stop: Asked before every round.
+        on_evaluation: Told of every evaluation.
 
     Returns:
         Row, statement and warnings.
@@ -171,12 +177,14 @@ def execute_run(
         device=resolve_device(config.device),
     )
     ledger = None if run.privacy is None else Ledger(p=run.privacy.p, radius=run.privacy.radius)
-    result = run_serially(federation, METHODS[run.cell.method], ledger=ledger, should_stop=should_stop)
+    result = run_serially(
+        federation, METHODS[run.cell.method], ledger=ledger, should_stop=should_stop, on_evaluation=on_evaluation
+    )
     facts = None if run.cell.target is None else _facts(config, run.cell.target, data=data)
     outcome = Outcome(
         row=_row(config, run, federation=federation, result=result),
         statement="" if facts is None or ledger is None else statement(ledger, facts=facts),
-        warnings=() if facts is None or ledger is None else tuple(warnings_of(ledger, facts=facts)),
+        warnings=(UNPROTECTED,) if facts is None or ledger is None else tuple(warnings_of(ledger, facts=facts)),
     )
     if folder is not None:
         _write_folder(folder, config=config, run=run, result=result, outcome=outcome)

@@ -13,7 +13,7 @@ from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
 from asfl_privacy.pool import run_on_workers
 from asfl_privacy.reporting import Row, write_atomic
-from asfl_privacy.run import CONFIG_FILE, Run, config_toml, prepare_run
+from asfl_privacy.run import CONFIG_FILE, UNPROTECTED, Run, config_toml, prepare_run
 from asfl_privacy.worker import kept_record, run_folder
 
 try:
@@ -152,11 +152,11 @@ def _run_claimed(
     return ordered
 
 
-def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
-    """Make the sweep's folder, or check that it holds the same sweep.
+def check_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
+    """Refuse a folder that this sweep must not write to; nothing is written.
 
     Raises:
-        ValueError: The folder is in use without `resume`, holds another configuration, or cannot be written.
+        ValueError: The folder is in use without `resume`, or holds another sweep or something else.
     """
     stored = out / CONFIG_FILE
     if stored.is_file():
@@ -164,12 +164,21 @@ def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
             raise ValueError(f"out {out} already holds a sweep; add --resume to go on with it, or give another --out")
         if load_config(stored, overrides={}) != config:
             raise ValueError(f"out {out} holds a sweep of another configuration ({stored}); give another --out")
-        return
+    elif out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"out {out} is not empty and holds no sweep; give a new folder")
+
+
+def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
+    """Make the sweep's folder, or check that it holds the same sweep.
+
+    Raises:
+        ValueError: As `check_folder`, or the folder cannot be written.
+    """
+    check_folder(config, out=out, resume=resume)
     try:
-        if out.is_dir() and any(out.iterdir()):
-            raise ValueError(f"out {out} is not empty and holds no sweep; give a new folder")
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(stored, config_toml(config))
+        if not (out / CONFIG_FILE).is_file():
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomic(out / CONFIG_FILE, config_toml(config))
     except OSError as error:
         raise ValueError(f"out {out} cannot be written ({error.strerror}); give a folder that can") from None
 
@@ -191,24 +200,33 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _statement(config: SweepConfig, runs: Sequence[Run], *, out: Path) -> tuple[str, list[str]]:
-    """The statement of the strictest cell of each mechanism and neighbouring relation, and every warning once."""
+    """The statement of the strictest cell of each mechanism and neighbouring relation, and every warning once.
+
+    A cell's statement is that of its seed with the largest total, as the table shows it.
+    """
     warnings: dict[str, None] = {}
-    strictest: dict[tuple[object, ...], tuple[float, str, str]] = {}
+    cells: dict[tuple[tuple[object, ...], str], tuple[float, str, int]] = {}
     for index, run in enumerate(runs):
         kept = kept_record(run_folder(out, index, run), config=config, run=run)
-        if kept is None or run.privacy is None:
+        if kept is None or (run.privacy is None and any(other.privacy for other in runs)):
             continue
         warnings |= dict.fromkeys(kept.warnings)
-        epsilon = float(kept.row["epsilon_total"] or 0.0)
+        if run.privacy is None:
+            continue
         promise = (run.privacy.mechanism, run.privacy.radius, run.privacy.p)
-        if promise not in strictest or epsilon < strictest[promise][0]:
-            strictest[promise] = (epsilon, kept.statement, f"{run.cell.label}, seed {run.cell.seed}")
-    if not strictest:
-        return "Nothing private was released: these runs promise nothing.", list(warnings)
-    parts = [
-        f"**The cell with the least ε of its mechanism and radius: {title}.** Each run's own statement lies in its folder "
-        f"below `cells`; adversary, assumptions and what is not covered are the same for all.\n\n"
-        + text.partition("\n")[2].lstrip("\n")
-        for _, text, title in strictest.values()
-    ]
-    return "\n".join(parts), list(warnings)
+        worst = (float(kept.row["epsilon_total"] or 0.0), kept.statement, run.cell.seed)
+        key = (promise, run.cell.label)
+        cells[key] = max(worst, cells.get(key, worst), key=lambda found: found[0])
+    strictest: dict[tuple[object, ...], str] = {}
+    for relation, label in cells:
+        if relation not in strictest or cells[relation, label][0] < cells[relation, strictest[relation]][0]:
+            strictest[relation] = label
+    parts = []
+    for relation, label in strictest.items():
+        _, text, seed = cells[relation, label]
+        parts.append(
+            f"**The cell with the least ε of its mechanism and radius: {label}, its seed with the largest total: {seed}.** Each "
+            "run's own statement lies in its folder below `cells`; adversary, assumptions and what is not covered are the "
+            f"same for all.\n\n{text.partition(chr(10))[2].lstrip(chr(10))}"
+        )
+    return "\n".join(parts) or f"**Nothing is promised.** {UNPROTECTED}", list(warnings)

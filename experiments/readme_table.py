@@ -10,7 +10,7 @@ from asfl_privacy.reporting import read_rows
 from asfl_privacy.reporting.cells import gather_cells
 from asfl_privacy.reporting.display import display_table
 
-COLUMNS = ("run", "accuracy %", "ε per release", "ε total", "δ", "points below ASFL", "noise sd")
+COLUMNS = ("run", "accuracy %", "ε per release", "ε total", "δ", "ε whole record", "points below ASFL")
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 

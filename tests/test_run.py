@@ -95,6 +95,7 @@ def test_unnoised_and_fedavg_runs_claim_nothing(digits, tmp_path):
         folder = tmp_path / cell.label
         outcome = execute_run(config, prepare_run(config, cell, data=digits), data=digits, folder=folder)
         assert outcome.statement == ""
+        assert any("protect nothing" in line for line in outcome.warnings)
         assert sorted(file.name for file in folder.iterdir()) == [
             "checkpoint.npz",
             "config.toml",
@@ -129,6 +130,12 @@ def test_the_statement_names_unit_radius_adversary_assumptions_and_open_channels
         "Model updates",
     ):
         assert words in text, words
+
+
+def test_the_statement_of_noise_once_counts_noised_inputs(digits):
+    """2·4·16 activations of iid clients are sent over three rounds, but each record's input is noised once."""
+    outcome = outcome_of(digits, epsilon="4", noise="once")
+    assert "noised inputs, at most 1 of one record; every activation sent was computed from them" in outcome.statement
 
 
 def test_a_delta_of_one_in_n_is_flagged(digits):

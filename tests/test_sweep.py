@@ -164,6 +164,26 @@ def test_a_run_folder_without_its_mark_is_set_aside_and_the_run_done_again(finis
     assert rows_but_seconds(copy) == rows_but_seconds(finished[0])
 
 
+def test_a_sweep_without_noise_says_that_nothing_is_protected(tmp_path):
+    """Catches a report without warnings, which would look safer than a noised one."""
+    sweep(tmp_path / "out", mech="none", epsilon=[], seeds=1)
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "Nothing is promised." in page
+    assert page.count("Runs without noise protect nothing") >= 2
+    assert "private was released" not in page
+
+
+def test_the_statement_shown_is_of_the_seed_with_the_largest_total(finished):
+    folder, rows, _ = finished
+    strictest = [row for row in rows if row["target_epsilon"] == 1.0]
+    worst = max(strictest, key=lambda row: row["epsilon_total"])
+    page = (folder / "report.md").read_text()
+    assert f"its seed with the largest total: {worst['seed']}" in page
+    kept = next(folder.glob(f"cells/*eps1-*seed{worst['seed']}/statement.md")).read_text()
+    total = next(line for line in kept.splitlines() if line.startswith("- Total"))
+    assert total in page
+
+
 def test_two_sweeps_never_write_one_folder_at_once(finished):
     fcntl = pytest.importorskip("fcntl")
     with (finished[0] / ".lock").open("w") as file:

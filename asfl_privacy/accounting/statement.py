@@ -69,7 +69,6 @@ def statement(ledger: Ledger, *, facts: StatementFacts) -> str:
     """
     delta = ledger.delta_used(facts.delta)
     total = ledger.epsilon(delta=facts.delta)
-    counts = ledger.counts
     adversary = (
         "every recipient of activations, any number of recipients that collude, and the server. All releases of a "
         "record are counted; no amplification by sampling is claimed, because a recipient sees what it received."
@@ -84,8 +83,7 @@ def statement(ledger: Ledger, *, facts: StatementFacts) -> str:
         f"- Adversary: {adversary}",
         f"- Mechanism: {', '.join(ledger.mechanisms) or 'none'}"
         + (f", placed at {facts.placement}." if facts.placement else "."),
-        f"- Released: {counts.releases} activations of {counts.records} records, at most "
-        f"{counts.max_releases_per_record} of one record.",
+        _released_words(ledger, noise=facts.noise),
         f"- Per release: ε = {_up(ledger.largest_release(delta=facts.delta))}, δ = {number_words(delta)}",
         f"- Total, largest over records: ε = {_up(total.high)}, δ = {number_words(delta)} {_bracket_words(total)}",
         "",
@@ -134,6 +132,14 @@ def warnings_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
     if facts.seeded:
         found.append("The noise came from a seeded generator: whoever knows or guesses the seed can remove it.")
     return found
+
+
+def _released_words(ledger: Ledger, *, noise: str) -> str:
+    counts = ledger.counts
+    most = f"at most {counts.max_releases_per_record} of one record"
+    if noise == "once":
+        return f"- Released: {counts.releases} noised inputs, {most}; every activation sent was computed from them."
+    return f"- Released: {counts.releases} activations of {counts.records} records, {most}."
 
 
 def _scale_lines(ledger: Ledger, delta: float) -> list[str]:

@@ -32,6 +32,9 @@ def write_document(path: Path, *, name: str, version: int, body: dict[str, Any])
             stream.write("\n")
             stream.flush()
             os.fsync(stream.fileno())
+        mask = os.umask(0)  # the permissions of an ordinary new file, which mkstemp does not give
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import sensitivity
+from asfl_privacy.accounting.checks import norm_word
 from asfl_privacy.cli.budget import Json, show
 from asfl_privacy.config import NORMS
 from asfl_privacy.data import load_dataset
@@ -54,7 +55,19 @@ def bound(
         "tightness": None if not found else certificate.value / found,
         "method": certificate.method,
         "slack": certificate.slack,
-        "layers": [str(layer) for layer in certificate.layers],
+        "layers": [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "p": norm_word(layer.p),
+                "q": norm_word(layer.q),
+                "value": layer.value,
+            }
+            for layer in certificate.layers
+        ],
         "seconds": round(seconds, 3),
     }
+    if not as_json:
+        shown = [f"{layer.name} ({layer.kind}) {layer.value}" for layer in certificate.layers]
+        numbers = {name: value for name, value in numbers.items() if value is not None} | {"layers": "; ".join(shown)}
     show(numbers, as_json=as_json)

@@ -12,6 +12,8 @@ import typer
 
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.accounting import calibrate as calibrate_noise
+from asfl_privacy.cells import DEFAULT_DELTA
+from asfl_privacy.config import load_config
 from asfl_privacy.mechanisms import make_mechanism
 from asfl_privacy.mechanisms.mechanism import scale_for
 
@@ -33,7 +35,11 @@ def calibrate(
 
     Example: asfl-privacy calibrate --epsilon 1 --delta 1e-5 --sensitivity 0.5
     """
-    asked_delta = delta if delta is not None else (0.0 if mech == "laplace" else 1e-5)
+    if (epsilon is None) == (total_epsilon is None):
+        raise ValueError(
+            "calibrate needs --epsilon of one release or --total-epsilon of all, and not both; give one of them"
+        )
+    asked_delta = delta if delta is not None else (0.0 if mech == "laplace" else DEFAULT_DELTA)
     found = calibrate_noise(
         mech, epsilon=epsilon, total_epsilon=total_epsilon, delta=asked_delta, num_releases=releases, method=method
     )
@@ -63,7 +69,9 @@ def account(
         float | None, typer.Option("--noise-multiplier", metavar="Z", help="σ/Δ or b/Δ, without a ledger.")
     ] = None,
     releases: Annotated[int, typer.Option("--releases", metavar="T", help="Releases, without a ledger.")] = 1,
-    delta: Annotated[float | None, typer.Option("--delta", metavar="D", help="δ; pure Laplace: 0. [1e-5]")] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", metavar="D", help="δ. [the run's, else 1e-5; pure Laplace: 0]")
+    ] = None,
     distance: Annotated[float, typer.Option("--distance", metavar="K", help="In multiples of R; inf: any two.")] = 1.0,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +94,9 @@ def account(
             round=0,
             records=[0] * releases,
         )
-    asked_delta = delta if delta is not None else (1e-5 if "gaussian" in book.mechanisms else 0.0)
+    asked_delta = delta if delta is not None else _delta_of_run(ledger)
+    if "gaussian" not in book.mechanisms:
+        asked_delta = 0.0
     bracket = book.epsilon(delta=asked_delta, distance=distance)
     numbers: dict[str, object] = {
         "epsilon": bracket.high,
@@ -100,6 +110,15 @@ def account(
     if ledger is not None:
         numbers["relation"] = book.relation
     show(numbers, as_json=as_json)
+
+
+def _delta_of_run(ledger: Path | None) -> float:
+    """The δ that the run beside a ledger was calibrated for; the default where there is no such run."""
+    config = None if ledger is None else ledger.parent / "config.toml"
+    if config is None or not config.is_file():
+        return DEFAULT_DELTA
+    deltas = load_config(config, overrides={}).delta
+    return deltas[0] if len(deltas) == 1 else DEFAULT_DELTA
 
 
 def show(numbers: dict[str, object], *, as_json: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +27,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    invoke_without_command=True,
 )
+
+
+@app.callback()
+def options(
+    *, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False
+) -> None:
+    """Private activation sharing for federated learning: bounds, noise, accounts, and privacy–utility tables."""
+    if version:
+        print(importlib.metadata.version("asfl-privacy"))  # noqa: T201
+        raise typer.Exit
+
+
 app.command("sweep")(config_flags(sweep))
 app.command("train")(config_flags(train))
 app.command("calibrate")(calibrate)

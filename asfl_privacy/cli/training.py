@@ -27,7 +27,7 @@ from asfl_privacy.data import load_dataset
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
 from asfl_privacy.run import check_writable, execute_run, prepare_run
-from asfl_privacy.sweep import Progress, prepare_sweep, run_sweep
+from asfl_privacy.sweep import Progress, check_folder, prepare_sweep, run_sweep
 
 PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
 
@@ -44,9 +44,10 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
     """
     console = Console(stderr=as_json, soft_wrap=True)
     started = time.monotonic()
+    folder = out if out is not None else _default_folder(config, resume=resume)
+    check_folder(config, out=folder, resume=resume)
     data = load_dataset(config.data, root=Path(config.data_root))
     runs = prepare_sweep(config, data=data)
-    folder = out if out is not None else _default_folder(config, resume=resume)
     processes = workers if workers is not None else len(os.sched_getaffinity(0))
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         console.print(note, highlight=False, style="dim")
@@ -59,7 +60,7 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
             out=folder,
             workers=processes,
             resume=resume,
-            run_info=_run_info(config),
+            run_info=_run_info(config, private=any(run.privacy is not None for run in runs)),
             on_progress=shown.advance,
         )
     if as_json:
@@ -97,18 +98,19 @@ def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
         console.print(note, highlight=False, style="dim")
     torch.set_num_threads(1)
     try:
-        outcome = execute_run(wanted, run, data=data, folder=folder)
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # the user's own blocks may fail in training; the traceback is kept beside the folder
-        trace = folder.with_name(f"{folder.name}.traceback.txt")
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(trace, traceback.format_exc())
-        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-        print(  # noqa: T201
-            f"asfl-privacy: run failed: {where}{type(error).__name__}: {' '.join(str(error).split())}; traceback in {trace}",
-            file=sys.stderr,
+        outcome = execute_run(
+            wanted,
+            run,
+            data=data,
+            folder=folder,
+            on_evaluation=lambda e: console.print(
+                f"round {e.round} of {wanted.rounds}: accuracy {100 * e.accuracy:.1f} %", highlight=False
+            ),
         )
+    except OSError:
+        raise
+    except Exception as error:  # the run failed, not its input: one line, and for a bug the traceback beside the folder
+        print(f"asfl-privacy: run failed: {_failure(error, folder)}", file=sys.stderr)  # noqa: T201
         return 1
     if as_json:
         print(to_json(outcome.row))  # noqa: T201
@@ -118,6 +120,17 @@ def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
             console.print(f"warning: {warning}", highlight=False, style="yellow")
         console.print(f"run folder: {folder}", highlight=False)
     return 0
+
+
+def _failure(error: Exception, folder: Path) -> str:
+    """Why a run failed, in one line."""
+    if isinstance(error, ValueError):
+        return " ".join(str(error).split())
+    trace = folder.with_name(f"{folder.name}.traceback.txt")
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(trace, traceback.format_exc())
+    where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}; traceback in {trace}"
 
 
 class _Shown:
@@ -212,7 +225,7 @@ def _numbered(base: Path, number: int) -> Path:
     return base.with_name(f"{base.name}-{number}")
 
 
-def _run_info(config: SweepConfig) -> dict[str, object]:
+def _run_info(config: SweepConfig, *, private: bool) -> dict[str, object]:
     """What made the rows."""
     return {
         "command": shlex.join(["asfl-privacy", *sys.argv[1:]]),
@@ -223,16 +236,21 @@ def _run_info(config: SweepConfig) -> dict[str, object]:
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in PACKAGES},
         },
-        "title": f"Privacy and utility: {', '.join(config.mech)} noise on {config.data}",
+        "title": f"Privacy and utility: {', '.join(config.mech)} noise on {config.data}"
+        if private
+        else f"Utility without noise, and without privacy, on {config.data}",
     }
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package runs from, `+` where files have changed; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    """The commit that this package was built or runs from, `+` where files have changed since; None where it is unknown."""
+    package = Path(__file__).resolve().parents[1]
+    built_from = package / "COMMIT"
+    if built_from.is_file():
+        return built_from.read_text(encoding="utf-8").strip() or None
+    if not (package.parent / ".git").exists():
         return None
-    git = ["git", "-C", str(root)]
+    git = ["git", "-C", str(package.parent)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout

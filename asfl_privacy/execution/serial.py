@@ -79,6 +79,7 @@ def run_serially(
     *,
     ledger: Ledger | None,
     should_stop: Callable[[], bool] = lambda: False,
+    on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> RunResult:
     """Train for the settings' number of rounds.
 
@@ -88,6 +89,7 @@ def run_serially(
         ledger: Empty ledger of the run, in which releases are recorded before they are delivered; None for a run
             without privacy.
         should_stop: Asked before every round.
+        on_evaluation: Told of every evaluation.
 
     Returns:
         The result.
@@ -140,6 +142,7 @@ def run_serially(
         drawn_remote += sum(update.drawn_remote for update in updates.values())
         if (round + 1) % settings.evaluate_every == 0 or round + 1 == settings.rounds:
             evaluations.append(_evaluated(state, federation=federation, plan=plan, rounds_done=round + 1))
+            on_evaluation(evaluations[-1])
     return RunResult(
         state=state,
         evaluations=tuple(evaluations),

@@ -126,9 +126,8 @@ def choose_placement(
             choice = placement
     numbers = ", ".join(f"{placement} {value:.3g}" for placement, value in relative_noise.items())
     reason = (
-        f"{choice}: least mean squared disturbance of the exchanged activations at noise multiplier "
-        f"{noise_multiplier:g} on {num_samples} synthetic inputs ({numbers}); "
-        "within a tenth counts as a tie, which the earlier place wins"
+        f"{choice}: the earliest within a tenth of the least mean squared disturbance of the exchanged activations, on "
+        f"{num_samples} synthetic inputs at noise multiplier {noise_multiplier:g} ({numbers})"
     )
     if skipped:
         reason += f"; no certificate at {', '.join(skipped)}"

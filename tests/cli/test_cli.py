@@ -90,14 +90,39 @@ def test_account_reads_the_ledger_that_train_wrote(capsys, tmp_path):
     row = numbers(capsys, "train", *TINY, "--epsilon", "4", "--placement", "input", "--out", str(out))
     found = numbers(capsys, "account", str(out / "ledger.json"))
     assert found["epsilon"] == row["epsilon_total"]
+    assert numbers(capsys, "account", str(out / "ledger.json"), "--delta", "1e-8")["epsilon"] > row["epsilon_total"]
     anyone = numbers(capsys, "account", str(out / "ledger.json"), "--distance", "inf")
     assert anyone["epsilon"] == row["epsilon_whole_record"]
+
+
+def test_account_takes_the_delta_of_the_run_beside_the_ledger(capsys, tmp_path):
+    """Catches the total at another δ than the run's table states."""
+    out = tmp_path / "run"
+    arguments = ["--epsilon", "4", "--delta", "1e-9", "--placement", "input", "--out", str(out)]
+    row = numbers(capsys, "train", *TINY, *arguments)
+    found = numbers(capsys, "account", str(out / "ledger.json"))
+    assert (found["epsilon"], found["delta"]) == (row["epsilon_total"], 1e-9)
+
+
+def test_version(capsys):
+    code, out, _ = call(capsys, "--version")
+    assert code == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", out)
+
+
+def test_training_that_diverges_is_a_failed_run_and_not_bad_input(capsys, workplace):
+    flags = ["--mech", "none", "--lr", "1e9", "--rounds", "5", "--out", "run"]
+    code, _, errors = call(capsys, "train", *TINY, *flags)
+    assert (code, len(errors)) == (1, 1)
+    assert "lower lr" in errors[0]
+    assert list(workplace.iterdir()) == []
 
 
 def test_bound_gives_a_certificate_above_what_search_finds(capsys):
     found = numbers(capsys, "bound", "--exchange-layer", "conv1", "--p", "1", "--q", "2", "--search")
     assert {"value", "p", "q", "lower_bound", "tightness", "method", "slack", "layers", "seconds"} <= set(found)
     assert found["value"] >= found["lower_bound"] > 0
+    assert [layer["kind"] for layer in found["layers"]] == ["scaling", "conv2d", "relu"]
 
 
 def test_train_writes_its_folder_and_refuses_to_write_over_it(capsys, tmp_path):
@@ -237,7 +262,7 @@ def test_bad_input_to_sweep_is_one_line_exit_2_and_nothing_written(capsys, workp
         (["train"], "train runs one cell but the flags give 7"),
         (["train", "--seeds", "2", "--epsilon", "1"], "seeds 2: train runs one seed"),
         (["train", "--epsilon", "1", "--out", "/dev/null/run"], "cannot be written"),
-        (["calibrate"], "exactly one must be given"),
+        (["calibrate"], "--epsilon of one release or --total-epsilon"),
         (["calibrate", "--epsilon", "0", "--delta", "1e-5", "--sensitivity", "0"], "sensitivity"),
         (["calibrate", "--epsilon", "1", "--method", "classic"], "classic"),
         (["calibrate", "--epsilon", "16", "--method", "classic"], "classic"),
