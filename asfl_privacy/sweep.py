@@ -216,7 +216,7 @@ def _statement(config: SweepConfig, runs: Sequence[Run], *, out: Path) -> tuple[
         promise = (run.privacy.mechanism, run.privacy.radius, run.privacy.p)
         worst = (float(kept.row["epsilon_total"] or 0.0), kept.statement, run.cell.seed)
         key = (promise, run.cell.label)
-        cells[key] = max(worst, cells.get(key, worst), key=lambda found: found[0])
+        cells[key] = max(cells.get(key, worst), worst, key=lambda found: found[0])
     strictest: dict[tuple[object, ...], str] = {}
     for relation, label in cells:
         if relation not in strictest or cells[relation, label][0] < cells[relation, strictest[relation]][0]:

@@ -74,6 +74,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         _leave(str(error), BAD_INPUT)
     if not given:
         sys.exit(BAD_INPUT)
+    if result == INTERRUPTED:  # what typer makes of Ctrl-C
+        _leave("interrupted", INTERRUPTED)
     sys.exit(result if isinstance(result, int) else GOOD)
 
 
