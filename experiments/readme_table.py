@@ -28,7 +28,8 @@ def main(folder: Path) -> None:
         f"`asfl-privacy sweep --mech {first['mech']}` on {first['data']}: {first['clients']} clients "
         f"({first['partition']}), {first['cohort']} a round, {first['rounds']} rounds, {seeds} seeds; images within an "
         f"ℓ{first['p']:g} distance of {first['radius']:g} (pixels from 0 to 1) look alike; noise at placement "
-        f"{first['placement']}. Labels and model updates are not covered.",
+        f"{first['placement']}. Labels and model updates are not covered. Differences of a point or less are within the seeds' "
+        "spread.",
     ]
     text = README.read_text(encoding="utf-8")
     pattern = re.compile(r"(<!-- table:.*?-->\n).*?(\n<!-- end of table -->)", re.DOTALL)
