@@ -49,7 +49,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with torch.no_grad(), watched, self:
                 output = self.head(data)
-        except Exception as error:
+        except Exception as error:  # a head may fail in any way; all of them are refusals
             if self.refusal is not None:
                 raise self.refusal from error
             if isinstance(error, UnsupportedModuleError):

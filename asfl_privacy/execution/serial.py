@@ -252,6 +252,6 @@ def _named(round: int, *, client: int | None = None) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # raised again, with the place named
         error.add_note(where)
         raise
