@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -156,7 +157,7 @@ def check_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
     """Refuse a folder that this sweep must not write to; nothing is written.
 
     Raises:
-        ValueError: The folder is in use without `resume`, or holds another sweep or something else.
+        ValueError: The folder is in use without `resume`, holds another sweep or something else, or cannot be made.
     """
     stored = out / CONFIG_FILE
     if stored.is_file():
@@ -166,6 +167,9 @@ def check_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
             raise ValueError(f"out {out} holds a sweep of another configuration ({stored}); give another --out")
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"out {out} is not empty and holds no sweep; give a new folder")
+    parent = next(folder for folder in (out, *out.parents) if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(f"out {out} cannot be written ({parent} is no writable folder); give a folder that can")
 
 
 def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
