@@ -132,6 +132,13 @@ def test_the_statement_names_unit_radius_adversary_assumptions_and_open_channels
         assert words in text, words
 
 
+def test_a_seeded_run_warns_that_its_noise_can_be_removed(digits):
+    """Catches a statement that hides where the noise came from."""
+    outcome = outcome_of(digits, epsilon="4")
+    assert any("seeded generator" in line for line in outcome.warnings)
+    assert "seeded generator" in outcome.statement
+
+
 def test_the_statement_of_noise_once_counts_noised_inputs(digits):
     """2·4·16 activations of iid clients are sent over three rounds, but each record's input is noised once."""
     outcome = outcome_of(digits, epsilon="4", noise="once")
