@@ -7,7 +7,7 @@ by name.
 
 from sensitivity.certificate import Certificate
 from sensitivity.certification import certify, operator_norm
-from sensitivity.composition import LayerBound
+from sensitivity.composing.norm_dp import LayerBound
 from sensitivity.errors import StaleCertificateError, UnsupportedModuleError
 from sensitivity.search import LowerBound, lower_bound
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from sensitivity.batching import program_of
-from sensitivity.composition import LayerBound
+from sensitivity.capturing.batching import program_of
+from sensitivity.capturing.inspection import input_dtype, require_certifiable_tree
+from sensitivity.composing.norm_dp import LayerBound
 from sensitivity.errors import StaleCertificateError, UnsupportedModuleError
 from sensitivity.fingerprint import Fingerprint, take_fingerprint, with_program
-from sensitivity.inspection import input_dtype, require_certifiable_tree
 from sensitivity.rounding import add_up, mul_up
 from sensitivity.shapes import is_positive_finite, parse_input_shape
 

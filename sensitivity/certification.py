@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from sensitivity.batching import require_steady
-from sensitivity.capture import record
+from sensitivity.capturing.batching import require_steady
+from sensitivity.capturing.capture import record
+from sensitivity.capturing.inspection import input_dtype, require_certifiable_tree
 from sensitivity.certificate import Certificate
-from sensitivity.composition import compose
+from sensitivity.composing.norm_dp import compose
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import take_fingerprint, with_program
-from sensitivity.inspection import input_dtype, require_certifiable_tree
-from sensitivity.linear import matrix_table
 from sensitivity.norms import Norm, norm_index, parse_pair
-from sensitivity.operators import Effort, NoBoundError, weights_as_float64
+from sensitivity.operators.rules import Effort, NoBoundError, weights_as_float64
+from sensitivity.operators.rules.linear import matrix_table
 from sensitivity.rounding import FloatArray, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget

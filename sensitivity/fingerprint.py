@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from sensitivity.inspection import GLOBAL_HOOK_TABLES, HOOK_TABLES
+from sensitivity.capturing.inspection import GLOBAL_HOOK_TABLES, HOOK_TABLES
 
 PARTS = ("modules", "mode", "hooks", "dtype", "input shape", "parameters", "buffers")
 _HOOK_LISTS = (*HOOK_TABLES, "_backward_hooks", "_backward_pre_hooks")

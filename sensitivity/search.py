@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sensitivity.inspection import require_certifiable_tree
+from sensitivity.capturing.inspection import require_certifiable_tree
 from sensitivity.norms import Norm, parse_norm
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape
 from sensitivity.stochastic import StochasticArithmetic

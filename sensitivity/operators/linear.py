@@ -13,7 +13,7 @@ import numpy as np
 
 from sensitivity.norms import NormTable, between_dual_bounds, lipschitz_table, tighten
 from sensitivity.rounding import FloatArray, inflate, mul_up, scale_to_unit, sqrt_up
-from sensitivity.spectral import largest_singular_value_up
+from sensitivity.spectra.dense import largest_singular_value_up
 
 
 @dataclass(frozen=True, kw_only=True)

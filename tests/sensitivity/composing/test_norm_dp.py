@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
+from sensitivity.operators.rules.linear import matrix_table
 from torch import nn
 
 from sensitivity import certify, lower_bound, operator_norm
-from sensitivity.linear import matrix_table
 from sensitivity.norms import NORMS
 
 PAIRS = [(1, 1), (1, 2), (2, 2)]

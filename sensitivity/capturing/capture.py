@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from sensitivity.recorder import Recorder
-from sensitivity.recording import Recording
-from sensitivity.surroundings import Surroundings
-from sensitivity.symbolic import AnyBatchSize, any_batch_size
+from sensitivity.capturing.recorder import Recorder
+from sensitivity.capturing.recording import Recording
+from sensitivity.capturing.surroundings import Surroundings
+from sensitivity.capturing.symbolic import AnyBatchSize, any_batch_size
 
 BATCH_SIZE = 13  # no ordinary layer has 13 channels by accident; other sizes are compared by `batching`
 SECOND_BATCH_SIZE = 31  # recorded beside the first where the batch size is unknown: what differs came from it

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sensitivity.conv_symbol import symbol_bound
-from sensitivity.linear import MatrixSums, table_from_sums
 from sensitivity.norms import NormTable
+from sensitivity.operators.rules.linear import MatrixSums, table_from_sums
 from sensitivity.rounding import FloatArray, inflate, mul_up, scale_to_unit, sqrt_up
-from sensitivity.spectral import largest_singular_value_up
+from sensitivity.spectra.dense import largest_singular_value_up
+from sensitivity.spectra.symbol import symbol_bound
 
 IntArray = NDArray[np.int64]
 MAX_HITS = 2**26  # entries of an (outputs × taps) table along one axis: 512 MiB

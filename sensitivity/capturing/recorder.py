@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sensitivity.capturing.recording import INPUT, VIEWS, Node, Ref, leaves_of, map_leaves, place_of
+from sensitivity.capturing.symbolic import SYMBOLIC_NUMBERS, AnyBatchSize, refusing_to_reveal
+from sensitivity.capturing.traced import Traced
 from sensitivity.errors import UnsupportedModuleError
-from sensitivity.recording import INPUT, VIEWS, Node, Ref, leaves_of, map_leaves, place_of
-from sensitivity.symbolic import SYMBOLIC_NUMBERS, AnyBatchSize, refusing_to_reveal
-from sensitivity.traced import Traced
 
 _READS_VALUES = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "masked_select", "unique"}
 _KEEPS_SHAPE = ("relu", "tanh", "sigmoid", "neg", "abs", "silu", "gelu", "leaky_relu", "elu", "hardtanh")

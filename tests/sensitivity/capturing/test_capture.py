@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from sensitivity import UnsupportedModuleError, certify
-from sensitivity.capture import record
-from sensitivity.composition import compose
-from sensitivity.operators import Effort
+from sensitivity.capturing.capture import record
+from sensitivity.composing.norm_dp import compose
+from sensitivity.operators.rules import Effort
 
 
 class Function(nn.Module):

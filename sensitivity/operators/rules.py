@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from sensitivity.activations import DISCONTINUOUS, activation_slope, cast_candidates
-from sensitivity.conv import ConvGeometry, conv_table
-from sensitivity.elementwise import batch_norm_multipliers, constant_multipliers
+from sensitivity.capturing.recording import Node, Ref, place_of
 from sensitivity.errors import UnsupportedModuleError
-from sensitivity.linear import diagonal_table, matrix_table
 from sensitivity.norms import NormTable, lipschitz_table
-from sensitivity.pooling import (
+from sensitivity.operators.rules.activations import DISCONTINUOUS, activation_slope, cast_candidates
+from sensitivity.operators.rules.conv import ConvGeometry, conv_table
+from sensitivity.operators.rules.elementwise import batch_norm_multipliers, constant_multipliers
+from sensitivity.operators.rules.linear import diagonal_table, matrix_table
+from sensitivity.operators.rules.pooling import (
     adaptive_windows,
     average_table,
     average_windows,
@@ -30,7 +31,6 @@ from sensitivity.pooling import (
     reduction_table,
     windows_over_a_pixel,
 )
-from sensitivity.recording import Node, Ref, place_of
 from sensitivity.rounding import FloatArray, div_up
 
 SUPPORTED = (

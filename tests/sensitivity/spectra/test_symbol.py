@@ -6,7 +6,7 @@ import torch
 from dense_oracle import dense_matrix, dense_norm
 from torch import nn
 
-from sensitivity.conv_symbol import _grid_factor, grid_sizes, polyphase, symbol_bound
+from sensitivity.spectra.symbol import _grid_factor, grid_sizes, polyphase, symbol_bound
 
 
 def test_three_ones_with_stride_2_and_dilation_2_reach_2_998():

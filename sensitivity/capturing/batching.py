@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from sensitivity.capture import BATCH_SIZE, record
+from sensitivity.capturing.capture import BATCH_SIZE, record
+from sensitivity.capturing.recording import VIEWS, Recording, Ref, map_leaves
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import tensor_digest
-from sensitivity.recording import VIEWS, Recording, Ref, map_leaves
 
 MANY = 10_007  # more records than a batch holds, so that thresholds on ordinary sizes show; nothing is allocated
 _NO_CHANGE = ("clone", "alias", "detach")

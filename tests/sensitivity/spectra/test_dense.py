@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sensitivity import spectral
-from sensitivity.spectral import largest_singular_value_up
+from sensitivity.spectra import dense as spectral
+from sensitivity.spectra.dense import largest_singular_value_up
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sensitivity.linear import MatrixSums, matrix_sums, table_from_sums
 from sensitivity.norms import NormTable, between_dual_bounds, tighten
+from sensitivity.operators.rules.linear import MatrixSums, matrix_sums, table_from_sums
 from sensitivity.rounding import FloatArray, inflate, mul_up, sqrt_up
-from sensitivity.spectral import largest_singular_value_up
+from sensitivity.spectra.dense import largest_singular_value_up
 
 IntArray = NDArray[np.int64]
 DENSE_WEIGHTS = 1_000_000  # build the matrix of one axis if it has at most this many entries

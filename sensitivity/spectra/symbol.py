@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, add_up, div_up, mul_up, scale_to_unit, sqrt_up
-from sensitivity.spectral import largest_singular_value_up
+from sensitivity.spectra.dense import largest_singular_value_up
 
 MAX_GRID = 64
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from sensitivity import UnsupportedModuleError, certify
-from sensitivity.inspection import require_certifiable_tree
+from sensitivity.capturing.inspection import require_certifiable_tree
 
 
 def with_forward_hook():

@@ -11,8 +11,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from sensitivity.capturing.recording import place_of
 from sensitivity.errors import UnsupportedModuleError
-from sensitivity.recording import place_of
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 GLOBAL_HOOK_TABLES = ("_global_forward_hooks", "_global_forward_pre_hooks")

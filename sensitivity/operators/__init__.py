@@ -1,0 +1,1 @@
+"""Norm tables of single operators, one family per file."""

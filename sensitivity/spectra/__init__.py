@@ -1,0 +1,1 @@
+"""Certified norms of matrices and of linear maps."""
