@@ -15,8 +15,8 @@ from sensitivity.composing.norm_dp import compose
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import take_fingerprint, with_program
 from sensitivity.norms import Norm, norm_index, parse_pair
+from sensitivity.operators.linear import matrix_table
 from sensitivity.operators.rules import Effort, NoBoundError, weights_as_float64
-from sensitivity.operators.rules.linear import matrix_table
 from sensitivity.rounding import FloatArray, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from sensitivity.capturing.recording import INPUT, Node, Recording, Ref, place_of
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.norms import NORMS, Row, add_rows, change_of_norm, lipschitz_table, norm_index
+from sensitivity.operators.elementwise import constant_multipliers
 from sensitivity.operators.rules import Effort, Operator, operator_of, require_batch_first, require_constant_operand
-from sensitivity.operators.rules.elementwise import constant_multipliers
 from sensitivity.rounding import add_up, mul_up, norm2_up
 
 ZERO_ROW: Row = (0.0, 0.0, 0.0)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sensitivity.norms import NormTable
-from sensitivity.operators.rules.linear import MatrixSums, table_from_sums
+from sensitivity.operators.linear import MatrixSums, table_from_sums
 from sensitivity.rounding import FloatArray, inflate, mul_up, scale_to_unit, sqrt_up
 from sensitivity.spectra.dense import largest_singular_value_up
 from sensitivity.spectra.symbol import symbol_bound

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sensitivity.operators.rules.activations import cast_candidates
+from sensitivity.operators.activations import cast_candidates
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray
 
 

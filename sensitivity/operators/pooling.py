@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sensitivity.norms import NormTable, between_dual_bounds, tighten
-from sensitivity.operators.rules.linear import MatrixSums, matrix_sums, table_from_sums
+from sensitivity.operators.linear import MatrixSums, matrix_sums, table_from_sums
 from sensitivity.rounding import FloatArray, inflate, mul_up, sqrt_up
 from sensitivity.spectra.dense import largest_singular_value_up
 

@@ -19,11 +19,11 @@ from torch.utils import _pytree as pytree
 from sensitivity.capturing.recording import Node, Ref, place_of
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.norms import NormTable, lipschitz_table
-from sensitivity.operators.rules.activations import DISCONTINUOUS, activation_slope, cast_candidates
-from sensitivity.operators.rules.conv import ConvGeometry, conv_table
-from sensitivity.operators.rules.elementwise import batch_norm_multipliers, constant_multipliers
-from sensitivity.operators.rules.linear import diagonal_table, matrix_table
-from sensitivity.operators.rules.pooling import (
+from sensitivity.operators.activations import DISCONTINUOUS, activation_slope, cast_candidates
+from sensitivity.operators.conv import ConvGeometry, conv_table
+from sensitivity.operators.elementwise import batch_norm_multipliers, constant_multipliers
+from sensitivity.operators.linear import diagonal_table, matrix_table
+from sensitivity.operators.pooling import (
     adaptive_windows,
     average_table,
     average_windows,

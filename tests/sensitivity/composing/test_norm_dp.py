@@ -4,11 +4,11 @@ import math
 import pytest
 import torch
 from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
-from sensitivity.operators.rules.linear import matrix_table
 from torch import nn
 
 from sensitivity import certify, lower_bound, operator_norm
 from sensitivity.norms import NORMS
+from sensitivity.operators.linear import matrix_table
 
 PAIRS = [(1, 1), (1, 2), (2, 2)]
 

@@ -5,10 +5,10 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from sensitivity.operators.rules.activations import GELU_SLOPE, MISH_SLOPE, SILU_SLOPE, TANH_GELU_SLOPE
 from torch import nn
 
 from sensitivity import certify, operator_norm
+from sensitivity.operators.activations import GELU_SLOPE, MISH_SLOPE, SILU_SLOPE, TANH_GELU_SLOPE
 
 
 def largest_slope(function, start):

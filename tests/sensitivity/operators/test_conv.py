@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
-from sensitivity.operators.rules.conv import ConvGeometry, unrolled_matrix
 from torch import nn
 
 from sensitivity import operator_norm
 from sensitivity.capturing.capture import record
 from sensitivity.norms import NORMS
+from sensitivity.operators.conv import ConvGeometry, unrolled_matrix
 from sensitivity.operators.rules import Effort, operator_of
 
 SYMBOL_ONLY = Effort(dense_entries=0, symbol_flops=2e8)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
-from sensitivity.operators.rules.elementwise import batch_norm_multipliers, constant_multipliers
 from torch import nn
 
 from sensitivity import UnsupportedModuleError, certify, operator_norm
+from sensitivity.operators.elementwise import batch_norm_multipliers, constant_multipliers
 
 
 class Normalize(nn.Module):

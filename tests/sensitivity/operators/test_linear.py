@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import EXACT_PAIRS, dense_norm
-from sensitivity.operators.rules.linear import diagonal_table, matrix_table
 from torch import nn
 
 from sensitivity import operator_norm
 from sensitivity.norms import NORMS
+from sensitivity.operators.linear import diagonal_table, matrix_table
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
-from sensitivity.operators.rules.pooling import average_table, average_windows, windows_over_a_pixel
 from torch import nn
 
 from sensitivity import certify, operator_norm
+from sensitivity.operators.pooling import average_table, average_windows, windows_over_a_pixel
 
 
 def random_average_pool(seed):
@@ -135,7 +135,7 @@ def test_bounds_of_long_axes_are_above_the_exact_ones(kernel, stride, padding, i
     arguments = {"kernel": kernel, "stride": stride, "padding": padding, "count_include_pad": include, "divisor": None}
     axis = average_windows(41, (41 + 2 * padding - kernel) // stride + 1, **arguments)
     exact = average_table(axis, axis, channels=2)
-    monkeypatch.setattr("sensitivity.operators.rules.pooling.DENSE_WEIGHTS", 0)
+    monkeypatch.setattr("sensitivity.operators.pooling.DENSE_WEIGHTS", 0)
     bound = average_table(axis, axis, channels=2)
     for r in range(3):
         for s in range(3):
