@@ -10,6 +10,7 @@ from torch import nn
 
 from sensitivity.capturing.batching import program_of
 from sensitivity.capturing.inspection import input_dtype, require_certifiable_tree
+from sensitivity.composing.drift import Anchor
 from sensitivity.composing.norm_dp import LayerBound
 from sensitivity.errors import StaleCertificateError, UnsupportedModuleError
 from sensitivity.fingerprint import Fingerprint, take_fingerprint, with_program
@@ -25,11 +26,17 @@ class Certificate:
         value: bound on the p→q Lipschitz constant, rounded up.
         p: norm of the input: 1, 2 or math.inf.
         q: norm of the output: 1, 2 or math.inf.
-        method: how the layers were composed: "norm-dp", "fast" or "product".
-        layers: the operators on the route that gave the value, input first.
-        slack: additive part, in the output norm; 0.0 unless an operator jumps, as Softplus does.
+        method: what gave the value: "product", "norm-dp", "loop transform", "columns" or "rows".
+        layers: the operators on the route of the norms composed, input first.
+        slack: additive part, in the output norm: jumps, as Softplus has them, and where an input box was given the
+            rounding of the forward pass, as far as it is known.
         fingerprint: what the bound was proven for.
         lower_bound: largest ratio found by search, or None if no search was asked for.
+        diameter: largest distance of any two outputs in the output norm (over the input box, where one was given), or
+            infinity.
+        rounding: the part of the slack that the forward pass in the head's own element type takes, or None where it is
+            not bounded: no input box, or an operator without an error model.
+        anchor: the bound from which the next `certify(..., previous=this)` may start, or None.
     """
 
     value: float
@@ -40,6 +47,9 @@ class Certificate:
     slack: float
     fingerprint: Fingerprint = field(repr=False)
     lower_bound: float | None = None
+    diameter: float = math.inf
+    rounding: float | None = None
+    anchor: Anchor | None = field(default=None, repr=False, compare=False)
 
     def map(self, radius: float) -> float:
         """Sensitivity for records at p-distance of at most `radius`.
@@ -48,7 +58,7 @@ class Certificate:
             radius: distance in the input's units, positive and finite.
 
         Returns:
-            value·radius + slack, rounded up, in the output's units.
+            value·radius + slack, or the diameter if that is less; rounded up, in the output's units.
 
         Raises:
             ValueError: if the radius is not a positive finite number, or the result overflows.
@@ -63,7 +73,8 @@ class Certificate:
                 f"radius={radius!r} is no distance: it must be a positive finite number; pass the largest input "
                 "distance"
             )
-        result = add_up(mul_up(self.value, float(radius)), self.slack)
+        far = add_up(self.diameter, self.rounding or 0.0)
+        result = min(add_up(mul_up(self.value, float(radius)), self.slack), far)
         if not math.isfinite(result):
             raise ValueError(
                 f"sensitivity at radius {radius} overflows float64: no noise can hide it; use a smaller radius"

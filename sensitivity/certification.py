@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -10,21 +12,26 @@ from torch import nn
 from sensitivity.capturing.batching import require_steady
 from sensitivity.capturing.capture import record
 from sensitivity.capturing.inspection import input_dtype, require_certifiable_tree
+from sensitivity.capturing.recording import Recording
 from sensitivity.certificate import Certificate
-from sensitivity.composing.norm_dp import compose
+from sensitivity.composing.drift import Anchor, drifted
+from sensitivity.composing.norm_dp import HeadBound, compose
+from sensitivity.composing.tightening import Tightened, tightened
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import take_fingerprint, with_program
 from sensitivity.norms import Norm, norm_index, parse_pair
 from sensitivity.operators.linear import matrix_table
 from sensitivity.operators.rules import Effort, NoBoundError, weights_as_float64
-from sensitivity.rounding import FloatArray, require_bound
+from sensitivity.rounding import FloatArray, add_up, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget
 
+NOMINAL_SPEED = 5e9  # floating-point operations that a second of budget stands for, on every machine alike
+FAST_SECONDS = 0.1
 _EFFORTS = {
-    "auto": Effort(dense_entries=600_000, symbol_flops=2e8),
-    "fast": Effort(dense_entries=20_000, symbol_flops=2e7),
-    "product": Effort(dense_entries=600_000, symbol_flops=2e8),
+    "auto": Effort(dense_entries=600_000, symbol_flops=2e8, flops=2e10),
+    "fast": Effort(dense_entries=20_000, symbol_flops=2e7, flops=0.0),
+    "product": Effort(dense_entries=600_000, symbol_flops=2e8, flops=2e10),
 }
 
 
@@ -38,6 +45,7 @@ def certify(
     method: str = "auto",
     budget_s: float = 10.0,
     search: bool = False,
+    previous: Certificate | None = None,
 ) -> Certificate:
     """Prove a bound on how far a head's output moves when one record moves.
 
@@ -46,13 +54,18 @@ def certify(
         p: norm of the input distance: 1, 2, math.inf or "inf".
         q: norm of the output distance: likewise; p ≤ q.
         input_shape: shape of one record, batch dimension excluded.
-        input_box: (low, high) that inputs lie in, in the input's units. It is checked; today's bounds hold on the
-            whole space, so they hold on every box.
-        method: "auto" (best of all: norms composed through 1, 2 and ∞), "fast" (the same with coarser 2→2 norms of
-            convolutions) or "product" (layer bounds in one norm multiplied; p = q only).
-        budget_s: seconds that tightening may take. Today's methods take milliseconds and never reach it.
+        input_box: (low, high) that both inputs lie in, in the input's units: slopes are then local, the outputs'
+            diameter is bounded, and the slack holds the rounding of the forward pass.
+        method: "auto" (the least of norms composed through 1, 2 and ∞, loop transformation, and columns or rows),
+            "fast" (the same with little work) or "product" (layer bounds in one norm multiplied; p = q only).
+        budget_s: seconds that tightening may take with "auto". They are counted as 5·10⁹ floating-point operations
+            each, planned beforehand, so that a certificate never depends on the machine; a slow one takes longer.
         search: also look for a lower bound and put it into the certificate, cut off at the certified value, which
             rounding and jumps could otherwise exceed.
+
+        previous: a certificate of the same head before its weights moved: its bound plus a bound on the drift is
+            tried too, which costs little. With method="fast" nothing else is then tightened. Call "auto" again once
+            the value has crept up.
 
     Returns:
         The certificate.
@@ -64,7 +77,8 @@ def certify(
 
     Guarantee: for every pair of records x, x' and every batch that holds them, ‖y(x) − y(x')‖_q ≤ value·‖x − x'‖_p +
         slack, where y is the head in exact arithmetic with its present weights, as it runs under torch.no_grad(). All
-        rounding is upward; the rounding of the head's own forward pass is not included. The head, its gradients and
+        rounding is upward; the rounding of the head's own forward pass is included where `rounding` is a number
+        (CPU; conventional sums, no fast transforms). The head, its gradients and
         the random states are left as they are. The head is recorded for an unknown batch size, one record, and many
         records scattered in memory, and must compute the same with the same constants each time. Outside the claim is
         a forward that looks at what no recording can show: the Python type or requires_grad of its input or of its
@@ -83,8 +97,10 @@ def certify(
     """
     p_norm, q_norm = parse_pair(p, q)
     shape = parse_input_shape(input_shape)
-    parse_input_box(input_box, input_shape=shape)
+    box = parse_input_box(input_box, input_shape=shape)
     require_budget(budget_s)
+    if previous is not None and not isinstance(previous, Certificate):
+        raise ValueError(f"previous is a {type(previous).__name__}: it takes a Certificate or None; pass the last one")
     if not isinstance(method, str) or method not in _EFFORTS:
         raise ValueError(f"method={method!r} is unknown: the methods are {', '.join(_EFFORTS)}; choose one of these")
     if method == "product" and p_norm != q_norm:
@@ -96,6 +112,18 @@ def certify(
     fingerprint = take_fingerprint(module, input_shape=shape)
     recording = record(module, input_shape=shape, dtype=dtype)
     bound = compose(recording, p=p_norm, q=q_norm, effort=_EFFORTS[method], same_norm=method == "product")
+    anchor = None if previous is None else previous.anchor
+    best = Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None)
+    if method != "product":
+        anchored = None
+        if anchor is not None and box is None:
+            anchored = drifted(anchor, recording, tables=bound.tables, p=p_norm, q=q_norm, effort=_EFFORTS["fast"])
+        flops = (FAST_SECONDS if method == "fast" else budget_s) * NOMINAL_SPEED
+        if method == "fast" and anchored is not None:
+            flops = 0.0
+        best = tightened(recording, bound, p=p_norm, q=q_norm, box=box, flops=flops)
+        if anchored is not None and anchored < best.value:
+            best = replace(best, value=anchored, method="drift")
     program = require_steady(module, recording, input_shape=shape, dtype=dtype)
     changes = fingerprint.changes(take_fingerprint(module, input_shape=shape))
     if changes:
@@ -105,17 +133,31 @@ def certify(
         )
     found = None
     if search:
-        found = min(lower_bound(module, p=p, q=q, input_shape=shape, input_box=input_box).value, bound.value)
+        found = min(lower_bound(module, p=p, q=q, input_shape=shape, input_box=input_box).value, best.value)
     return Certificate(
-        value=require_bound(bound.value, what=f"the bound of head ({type(module).__name__})"),
+        value=require_bound(best.value, what=f"the bound of head ({type(module).__name__})"),
         p=p_norm,
         q=q_norm,
-        method="norm-dp" if method == "auto" else method,
+        method=best.method,
         layers=bound.layers,
-        slack=require_bound(bound.slack, what=f"the slack of head ({type(module).__name__})"),
+        slack=require_bound(
+            add_up(bound.slack, best.rounding or 0.0), what=f"the slack of head ({type(module).__name__})"
+        ),
         fingerprint=with_program(fingerprint, program),
         lower_bound=found,
+        diameter=best.diameter,
+        rounding=best.rounding,
+        anchor=anchor if best.method == "drift" else _anchor(recording, bound, best, p=p_norm, q=q_norm, box=box),
     )
+
+
+def _anchor(
+    recording: Recording, bound: HeadBound, best: Tightened, *, p: float, q: float, box: object
+) -> Anchor | None:
+    """What a later certificate may start from; bounds over a box hold for its slopes alone, so they start nothing."""
+    if box is not None:
+        return None
+    return Anchor(value=best.value, p=p, q=q, recording=recording, rows=bound.rows)
 
 
 def operator_norm(

@@ -3,6 +3,7 @@
 # ruff: noqa: ANN401  (arguments of dispatched operators have no narrower type)
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,42 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 UNIT_IN_THE_LAST_PLACE = 2.0**-52
+NUM_REPEATS = 8  # runs that judge a pair
+
+
+@torch.no_grad()
+def cautious_distance(
+    run: Callable[[torch.Tensor], torch.Tensor], first: torch.Tensor, second: torch.Tensor, *, order: float
+) -> float:
+    """Distance of two outputs: the least of repeated runs in stochastic arithmetic, less their spread.
+
+    Args:
+        run: maps a float64 batch to its outputs.
+        first: a record, float64.
+        second: another of the same shape.
+        order: norm of the distance: 1, 2 or math.inf.
+
+    Returns:
+        The distance, or less; 0.0 where rounding hides it or it is not finite.
+
+    Guarantee: none; an estimate of what exact arithmetic would give at least.
+
+    Example:
+        >>> a, b = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+        >>> 2.9999 < cautious_distance(lambda batch: batch, a, b, order=1) <= 3.0
+        True
+        >>> cautious_distance(lambda batch: (batch * 1e-20 + 1.0) - 1.0, a, b, order=1)
+        0.0
+    """
+    arithmetic = StochasticArithmetic(generator=torch.Generator().manual_seed(0))
+    batch = torch.cat([first.expand(NUM_REPEATS, *first.shape), second.expand(NUM_REPEATS, *second.shape)])
+    noisy = arithmetic.moved(batch, in_place=False)
+    with arithmetic:
+        left, right = run(noisy).flatten(1).chunk(2)
+    lengths = torch.linalg.vector_norm(right - left, ord=order, dim=1)
+    lowest, highest = float(lengths.min()), float(lengths.max())
+    cautious = lowest - (highest - lowest)
+    return cautious if 0.0 < cautious < float("inf") else 0.0
 
 
 class StochasticArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -175,7 +175,7 @@ def _transfers(
     num_out = _num_outputs(prefix, input_shape) if q == 1.0 else 1
     return [
         _Transfer(
-            certificate=sensitivity.certify(prefix, p=p_known, q=q_known, input_shape=input_shape),
+            certificate=sensitivity.certify(prefix, p=p_known, q=q_known, input_shape=input_shape, method="fast"),
             in_factor=norm_growth(num_in, source=p, target=p_known),
             out_factor=norm_growth(num_out, source=q_known, target=q),
             diameter=diameter(p_known),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sensitivity.capturing.capture import BATCH_SIZE, record
-from sensitivity.capturing.recording import VIEWS, Recording, Ref, map_leaves
+from sensitivity.capturing.recording import SIZED, VIEWS, Recording, Ref, map_leaves
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import tensor_digest
 
@@ -95,8 +95,8 @@ def program_text(recording: Recording) -> str:
         batched = node.shape[:1] == (recording.batch_size,)
         shape = f"* {node.shape[1:]}" if batched else str(node.shape)
         args, kwargs = map_leaves(lambda leaf: _leaf_text(leaf, numbers), (node.args, node.kwargs))
-        if node.op in VIEWS:
-            args = _without_batch(args, recording.batch_size)
+        if node.op in SIZED and len(args) > 1 and isinstance(args[1], list | tuple):
+            args = args[:1]  # the sizes asked for, as numbers or −1, are those of the result
         op = "view" if node.op in VIEWS else node.op
         lines.append(f"{numbers[index]} = {op} {args} {kwargs} {shape} {node.dtype}")
     return "\n".join(lines)
@@ -106,10 +106,3 @@ def _leaf_text(leaf: Any, numbers: dict[int, int]) -> Any:
     if isinstance(leaf, Ref):
         return f"%{numbers[leaf.index]}"
     return f"tensor {tensor_digest(leaf)}" if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _without_batch(args: tuple[Any, ...], batch_size: int) -> tuple[Any, ...]:
-    """Arguments of a view, whose sizes start with the batch size in one way or another."""
-    if len(args) > 1 and isinstance(args[1], list | tuple) and args[1] and args[1][0] in (batch_size, -1, "batch"):
-        return (args[0], ["*", *args[1][1:]])
-    return args

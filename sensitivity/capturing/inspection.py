@@ -1,4 +1,4 @@
-"""What can be refused by looking at the module tree, before anything runs."""
+"""What can be refused by looking at the module tree and at torch's settings, before anything runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from sensitivity.errors import UnsupportedModuleError
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 GLOBAL_HOOK_TABLES = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_FULL_PRECISION = ("none", "ieee")  # "none" inherits, and nothing above asks for less
+_PRECISION_SETTINGS = {
+    "cpu": ("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision"),
+    "cuda": ("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision"),
+}
 _BATCH_STATISTICS = nn.modules.batchnorm._NormBase
 _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -31,7 +36,8 @@ def require_certifiable_tree(head: object) -> nn.Module:
 
     Raises:
         UnsupportedModuleError: for a module that is quantised, scripted, compiled, lazy, hooked, random or mixes
-            records in its present mode, or pads other than with zeros; the message names it.
+            records in its present mode, and while autocast, TF32 or another reduced precision is active where the head
+            runs; the message names it.
         ValueError: for something that is no module.
 
     Edge cases: modules in the tree that forward never calls are refused too.
@@ -48,15 +54,60 @@ def require_certifiable_tree(head: object) -> nn.Module:
             "torch.nn.utils.parametrize.cached() is active: cached weights may be older than the parameters; certify "
             "and release outside it"
         )
+    named = named_tensors(head)
+    settings = precision_problem({tensor.device.type for _, tensor in named})
+    if settings is not None:
+        raise UnsupportedModuleError(settings)
     for path, module in head.named_modules():
         problem = _problem(module)
         if problem is not None:
             raise UnsupportedModuleError(f"{place_of(path, type(module).__name__)} {problem}")
-    for name, tensor in named_tensors(head):
+    for name, tensor in named:
         problem = _tensor_problem(tensor)
         if problem is not None:
             raise UnsupportedModuleError(f"head tensor {name!r} {problem}")
     return head
+
+
+def precision_problem(devices: set[str]) -> str | None:
+    """Why torch's present settings round more coarsely than the element type says, or None.
+
+    Args:
+        devices: device types of the head's tensors.
+
+    Returns:
+        The setting, the rule and the fix in one line.
+
+    Edge cases: a head without tensors may run anywhere and counts as on the CPU; autocast is looked for on CUDA too.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     print(precision_problem({"cpu"}))
+        autocast is active on cpu: it runs layers in half precision, which no bound covers; certify and release outside it
+    """
+    for device in sorted(devices | {"cpu", "cuda"}):
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return (
+                f"autocast is active on {device}: it runs layers in half precision, which no bound covers; certify and "
+                "release outside it"
+            )
+    for device in sorted(devices or {"cpu"}):
+        for name in _PRECISION_SETTINGS.get(device, ()):
+            setting = _setting(name)
+            if setting not in _FULL_PRECISION:
+                return (
+                    f"torch.backends.{name} is {setting!r} and the head is on {device}: its products would be rounded "
+                    "to fewer digits than any bound covers; set it to 'ieee'"
+                )
+    return None
+
+
+def _setting(name: str) -> object:
+    """One of torch.backends' settings, by its dotted name."""
+    found: object = torch.backends
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def named_tensors(head: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -98,15 +149,15 @@ def _problem(module: nn.Module) -> str | None:
         return _batch_statistics_problem(module)
     if module.training and isinstance(module, _RANDOM_IN_TRAINING) and getattr(module, "p", 1.0) != 0.0:
         return "is in train mode: it draws a new random map on every call, so no fixed bound exists; call .eval()"
-    if getattr(module, "padding_mode", "zeros") != "zeros":
-        return f"pads with {module.padding_mode!r}: only zero padding has a bound here; use padding_mode='zeros'"
     return None
 
 
 def _batch_statistics_problem(module: nn.modules.batchnorm._NormBase) -> str | None:
     name = type(module).__name__
     if "InstanceNorm" in name:
-        return "normalises by the statistics of each record: no bound is known for it here; use BatchNorm in eval mode"
+        if module.training and module.track_running_stats:
+            return "is in train mode: it updates its running statistics in forward; call .eval()"
+        return None
     if module.running_mean is None or module.running_var is None:
         return (
             "has track_running_stats=False: its output mixes records, so no per-record bound exists; use running "

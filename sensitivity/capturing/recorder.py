@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sensitivity.capturing.recording import INPUT, VIEWS, Node, Ref, leaves_of, map_leaves, place_of
+from sensitivity.capturing.composites import Composites
+from sensitivity.capturing.recording import INPUT, PIECES, SIZED, Node, Ref, leaves_of, map_leaves, place_of
 from sensitivity.capturing.symbolic import SYMBOLIC_NUMBERS, AnyBatchSize, refusing_to_reveal
 from sensitivity.capturing.traced import Traced
 from sensitivity.errors import UnsupportedModuleError
@@ -47,7 +49,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = type(self.head).__name__
         watched = contextlib.nullcontext() if self.symbol is None else refusing_to_reveal(self._refuse_reveal)
         try:
-            with torch.no_grad(), watched, self:
+            with torch.no_grad(), watched, self, Composites(self):
                 output = self.head(data)
         except Exception as error:  # a head may fail in any way; all of them are refusals
             if self.refusal is not None:
@@ -84,6 +86,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         args = self._without_size(name, args)
+        if name == "index":
+            args = (args[0], _positions(args[1]), *args[2:])
         leaves = list(leaves_of((args, kwargs)))
         if any(isinstance(leaf, SYMBOLIC_NUMBERS) for leaf in leaves):
             self.refuse(
@@ -97,9 +101,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         written = _written_arguments(func, args, kwargs)
         if any(isinstance(leaf, Traced) for leaf in leaves):
-            return self._on_data(func, name, args, kwargs, written)
+            return self._on_data(func, name, args, kwargs, written, overload=func._overloadname)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return self._on_constants(func, name, args, kwargs, written, tensors)
+
+    def record_whole(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Write a function down as one operator, whatever it consists of; it must return a new tensor."""
+
+        def on_shapes(*blanks: Any) -> Any:
+            with _disable_current_modes():
+                return function(*blanks)
+
+        return self._on_data(on_shapes, name, args, {}, [])
 
     def require_current(self, value: Traced) -> None:
         """Refuse a value whose memory was since overwritten through another view."""
@@ -142,8 +155,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "", type(self.head).__name__
 
     def _without_size(self, name: str, args: Any) -> Any:
-        """Arguments with the first size of a view replaced, where it is the unknown batch size."""
-        if self.symbol is None or name not in VIEWS or not isinstance(args[1], list | tuple) or not args[1]:
+        """Arguments with the first size replaced, where it is the unknown batch size."""
+        if (
+            self.symbol is None
+            or name not in SIZED
+            or not (len(args) > 1 and isinstance(args[1], list | tuple) and args[1])
+        ):
             return args
         return (args[0], [_BATCH, *args[1][1:]], *args[2:]) if self.symbol.is_size(args[1][0]) else args
 
@@ -172,7 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _poison(result)
         return result
 
-    def _on_data(self, func: Any, name: str, args: Any, kwargs: Any, written: list[Any]) -> Any:
+    def _on_data(self, func: Any, name: str, args: Any, kwargs: Any, written: list[Any], *, overload: str = "") -> Any:
         traced = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Traced)]
         if name == "prim::device":
             return traced[0].device
@@ -186,11 +203,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "only plain in-place operators are followed",
                 "return a new tensor",
             )
-        results = self._on_blanks(func, name, args, kwargs)
+        results = self._on_blanks(func, name, args, kwargs, is_mutable=bool(written))
         path, module = self._where()
         refs_args, refs_kwargs = map_leaves(_to_ref, (args, kwargs))
         parents = tuple(dict.fromkeys(value.node for value in traced))
-        is_many = isinstance(results[0], tuple | list)
+        is_many, is_cut = isinstance(results[0], tuple | list), name in PIECES
         flat = list(zip(*results, strict=True)) if is_many else [tuple(results)]
         known = {_storage(value.blanks[0]) for value in traced}
         outputs: list[Any] = []
@@ -202,11 +219,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._refuse_read(name)
             self.nodes.append(
                 Node(
-                    op=_functional_name(name, bool(written)) + (f"[{position}]" if position else ""),
-                    overload=func._overloadname,
+                    op=_functional_name(name, bool(written)) + (f"[{position}]" if position and not is_cut else ""),
+                    overload=overload,
                     parents=parents,
                     args=tuple(refs_args),
-                    kwargs=dict(refs_kwargs),
+                    kwargs={**refs_kwargs, "piece": position} if is_cut else dict(refs_kwargs),
                     shape=tuple(made[0].shape),
                     dtype=made[0].dtype,
                     path=path,
@@ -219,9 +236,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 outputs.append(self._fresh(made, name, traced[0].device, shared=_storage(made[0]) in known))
         return type(results[0])(outputs) if is_many else outputs[0]
 
-    def _on_blanks(self, func: Any, name: str, args: Any, kwargs: Any) -> list[Any]:
+    def _on_blanks(self, func: Any, name: str, args: Any, kwargs: Any, *, is_mutable: bool) -> list[Any]:
         """Run an operator on shapes, once per batch size."""
-        if not func._schema.is_mutable and _keeps_shape(name, args):  # spares slow shape rules that say the same
+        if not is_mutable and _keeps_shape(name, args):  # spares slow shape rules that say the same
             return [_another(blank) for blank in args[0].blanks]
         results = []
         for index, size in enumerate(self.sizes):
@@ -323,6 +340,15 @@ def _to_blank(leaf: Any, index: int, size: int) -> Any:
     if leaf is _BATCH:
         return size
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+
+def _positions(indices: Any) -> list[Any]:
+    """Indices with constant masks as the positions that they select, as torch reads them; shapes alone cannot say."""
+    found: list[Any] = []
+    for index in indices:
+        is_mask = isinstance(index, torch.Tensor) and not isinstance(index, Traced) and index.dtype == torch.bool
+        found.extend(index.nonzero(as_tuple=True) if is_mask else [index])
+    return found
 
 
 def _to_ref(leaf: Any) -> Any:

@@ -11,6 +11,8 @@ import torch
 
 INPUT = "input"
 VIEWS = ("view", "_unsafe_view", "_reshape_alias", "reshape")
+SIZED = (*VIEWS, "expand")  # their second argument is a shape, whose first size is the batch size
+PIECES = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Node:
         overload: the overload's name, such as "Tensor".
         parents: nodes whose values it read.
         args: positional arguments; a `Ref` for each value, tensors for constants.
-        kwargs: keyword arguments, likewise.
+        kwargs: keyword arguments, likewise; "piece" numbers the results of operators that cut a value into pieces.
         shape: shape of the result, batch first.
         dtype: its element type.
         path: module path inside the head ("" for the head itself).

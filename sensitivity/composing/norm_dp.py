@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 from sensitivity.capturing.recording import INPUT, Node, Recording, Ref, place_of
 from sensitivity.errors import UnsupportedModuleError
-from sensitivity.norms import NORMS, Row, add_rows, change_of_norm, lipschitz_table, norm_index
+from sensitivity.norms import NORMS, NormTable, Row, add_rows, change_of_norm, lipschitz_table, norm_index
 from sensitivity.operators.elementwise import constant_multipliers
 from sensitivity.operators.rules import Effort, Operator, operator_of, require_batch_first, require_constant_operand
 from sensitivity.rounding import add_up, mul_up, norm2_up
 
+JOINT = ("softsign", "tanhshrink")
 ZERO_ROW: Row = (0.0, 0.0, 0.0)
 
 
@@ -36,6 +37,7 @@ class LayerBound:
         p: norm of its input on this route.
         q: norm of its output on this route.
         value: its bound from p to q.
+        how: how its 2→2 norm was certified; "" for a closed form.
     """
 
     name: str
@@ -43,15 +45,28 @@ class LayerBound:
     p: float
     q: float
     value: float
+    how: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadBound:
-    """What composition proves about a head: ‖y(x) − y(x')‖_q ≤ value·‖x − x'‖_p + slack."""
+    """What composition proves about a head: ‖y(x) − y(x')‖_q ≤ value·‖x − x'‖_p + slack.
+
+    Attributes:
+        value: the multiplicative part.
+        slack: the additive part.
+        layers: the operators on the route.
+        tables: norm table of every operator with one data input, by node.
+        joint: activations that consist of several operators, by node, with their names.
+        rows: bounds on every value, by node.
+    """
 
     value: float
     slack: float
     layers: tuple[LayerBound, ...]
+    tables: dict[int, NormTable]
+    joint: dict[int, str]
+    rows: dict[int, Row]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +104,15 @@ def compose(recording: Recording, *, p: float, q: float, effort: Effort, same_no
     last = norm_index(q)
     state = states[recording.output]
     layers = _route_layers(recording, states, last)
-    return HeadBound(value=state.row[last], slack=state.slack[last], layers=layers)
+    operators = {index: found.operator for index, found in states.items() if found.operator is not None}
+    return HeadBound(
+        value=state.row[last],
+        slack=state.slack[last],
+        layers=layers,
+        tables={index: operator.table for index, operator in operators.items()},
+        rows={index: known.row for index, known in states.items()},
+        joint={index: operator.kind for index, operator in operators.items() if operator.kind in JOINT},
+    )
 
 
 def _state_of(
@@ -114,7 +137,7 @@ def _state_of(
             return _through(states[node.args[0].index], Operator(kind=known, table=table), node, allowed)
         if node.op in ("add", "sub", "rsub"):
             return _sum(nodes, node, states)
-        if node.op == "cat":
+        if node.op in ("cat", "stack"):
             return _concatenation(nodes, node, states)
     except UnsupportedModuleError:
         raise
@@ -222,7 +245,12 @@ def _route_layers(recording: Recording, states: dict[int, _State], last: int) ->
         r = state.route[s]
         if state.operator.kind != "rearranged":
             found[index, s] = LayerBound(
-                name=node.path, kind=state.operator.kind, p=NORMS[r], q=NORMS[s], value=state.operator.table[r][s]
+                name=node.path,
+                kind=state.operator.kind,
+                p=NORMS[r],
+                q=NORMS[s],
+                value=state.operator.table[r][s],
+                how=state.operator.how,
             )
         parent = node.args[0] if isinstance(node.args[0], Ref) else next(a for a in node.args if isinstance(a, Ref))
         stack.append((parent.index, r))

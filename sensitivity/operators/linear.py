@@ -124,6 +124,38 @@ def matrix_table(W: FloatArray) -> NormTable:
     return table_from_sums(matrix_sums(W), spectral=largest_singular_value_up(W))
 
 
+def cumulative_table(length: int) -> NormTable:
+    """Norm table of the running sum of `length` entries, the triangular matrix L of ones.
+
+    Args:
+        length: entries, at least 1.
+
+    Returns:
+        The table; every entry is exact up to rounding.
+
+    Guarantee: at or above the norms of L. All entries are at least 0, so the ℓ∞ ball's norms are taken at x = 1:
+        ∞→1 Σ i, ∞→2 √(Σ i²); 2→1 is the norm of the column sums. 2→2: the eigenvalues of (L·Lᵀ)⁻¹ are
+        4·sin²((2k − 1)π/(4n + 2)) for k = 1, …, n, so ‖L‖₂ = 1/(2·sin(π/(4n + 2))).
+
+    Source: the inverse of L·Lᵀ is the second difference with one free end; its eigenvectors are sines.
+
+    Example:
+        >>> cumulative_table(2)[0]
+        (2.0, 1.4142135623730951, 1.0)
+    """
+    n = length
+    whole, many = float(n), float(n * (n + 1) // 2)
+    squares = n * (n + 1) * (2 * n + 1) // 6
+    root = sqrt_up(math.nextafter(float(squares), math.inf) if float(squares) < squares else float(squares))
+    # sin is off by less than 1 ulp, its argument by 2 roundings; π/(4n + 2) ≤ π/6, where sin's condition is at most 1.
+    spectral = inflate(1.0 / (2.0 * math.sin(math.pi / (4 * n + 2))), num_operations=8)
+    return (
+        (whole, sqrt_up(whole), 1.0),
+        (root, spectral, sqrt_up(whole)),
+        (many, root, whole),
+    )
+
+
 def diagonal_table(d: FloatArray, *, repeats: int) -> NormTable:
     """Norm table of a diagonal operator whose diagonal is `d` repeated.
 

@@ -68,25 +68,45 @@ def largest_singular_value_up(stack: Stack) -> float:
 def _largest_gram_eigenvalue_up(matrices: Stack) -> float:
     """λ_max of A·A* over a stack of matrices with at least as many columns as rows."""
     side, length = matrices.shape[1:]
-    is_complex = np.iscomplexobj(matrices)
-    complex_factor = 4.0 if is_complex else 1.0
+    complex_factor = 4.0 if np.iscomplexobj(matrices) else 1.0
     frobenius_squared = inflate(
         float(np.max(np.einsum("nij,nij->n", matrices, np.conj(matrices)).real)), num_operations=side * length + 8
     )
     gram = _gram(matrices[0])[None] if len(matrices) == 1 else _gram(matrices)
     gram_error = mul_up(complex_factor * gamma(length + 2), frobenius_squared)
-    least_step = max(8.0 * complex_factor * (side + 2) ** 2 * UNIT_ROUNDOFF * frobenius_squared / side, 2.0**-900)
+    return largest_eigenvalue_up(gram, error=gram_error, trace=frobenius_squared)
+
+
+def largest_eigenvalue_up(gram: Stack, *, error: float, trace: float) -> float:
+    """Upper bound on the largest eigenvalue of positive semidefinite matrices that are known up to an error.
+
+    Args:
+        gram: float64 or complex128, shape (count, side, side), Hermitian (of the factorisation's triangle, at least),
+            finite, entries of the order of 1 or smaller.
+        error: bound on the 2-norm of each exact matrix minus the given one.
+        trace: bound on the trace, and so on every diagonal entry, of each given matrix.
+
+    Returns:
+        A number at or above every eigenvalue of every exact matrix.
+
+    Raises:
+        ValueError: if no factorisation succeeds.
+
+    Guarantee: proven by a Cholesky factorisation; see the module's text.
+    """
+    side = gram.shape[-1]
+    complex_factor = 4.0 if np.iscomplexobj(gram) else 1.0
+    least_step = max(8.0 * complex_factor * (side + 2) ** 2 * UNIT_ROUNDOFF * trace / side, 2.0**-900)
     for guess_of in (_quick_guess, _full_guess):
         guess, step = max(guess_of(gram), 0.0), least_step
         for _ in range(8 if guess_of is _quick_guess else 200):
             threshold = guess + step
             if _is_positive_definite(threshold, gram):
-                trace = mul_up(float(side), threshold)
-                factor_error = mul_up(complex_factor * gamma(side + 3) * 1.001, trace)
-                shift_error = mul_up(2.0 * UNIT_ROUNDOFF, add_up(threshold, frobenius_squared))
-                return add_up(threshold, factor_error, shift_error, gram_error)
+                factor_error = mul_up(complex_factor * gamma(side + 3) * 1.001, mul_up(float(side), threshold))
+                shift_error = mul_up(2.0 * UNIT_ROUNDOFF, add_up(threshold, trace))
+                return add_up(threshold, factor_error, shift_error, error)
             step *= 2.0
-    raise ValueError(f"a {side}x{length} matrix defeated its own certificate: no proven norm; look for extreme weights")
+    raise ValueError(f"a matrix of side {side} defeated its own certificate: no proven norm; look for extreme weights")
 
 
 def _gram(matrices: Stack) -> Stack:

@@ -26,12 +26,12 @@ MAX_GRID = 64
 
 
 def symbol_bound(
-    kernel: FloatArray, *, stride: tuple[int, int], dilation: tuple[int, int], flops: float = 2e8
+    kernel: FloatArray, *, stride: tuple[int, ...], dilation: tuple[int, ...], flops: float = 2e8
 ) -> float:
     """Upper bound on the 2→2 norm of a zero-padded convolution of any input size.
 
     Args:
-        kernel: float64, shape (c_out, c_in, k_1, k_2), one group.
+        kernel: float64, shape (c_out, c_in, k_1, …), one group, one to three axes.
         stride: per axis.
         dilation: per axis.
         flops: floating-point operations to spend; more gives a finer grid and a tighter bound.
@@ -57,38 +57,41 @@ def symbol_bound(
     if not scaled.any():
         return 0.0
     steps = [s // math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
-    phases = polyphase(scaled, steps=(steps[0], steps[1]))
-    c_out, c_in, m_1, m_2 = phases.shape
-    grid_1, grid_2 = grid_sizes((m_1, m_2), sides=(c_out, c_in), flops=flops)
-    symbols, rounding = _symbols(phases, grid_1, grid_2)
-    on_grid = add_up(largest_singular_value_up(symbols), rounding)
-    between = mul_up(_grid_factor(m_1, grid_1), _grid_factor(m_2, grid_2))
-    return mul_up(mul_up(on_grid, between), scale)
+    phases = polyphase(scaled, steps=tuple(steps))
+    c_out, c_in, *taps = phases.shape
+    grid = grid_sizes(tuple(taps), sides=(c_out, c_in), flops=flops)
+    symbols, rounding = _symbols(phases, grid)
+    bound = add_up(largest_singular_value_up(symbols), rounding)
+    for num_taps, points in zip(taps, grid, strict=True):
+        bound = mul_up(bound, _grid_factor(num_taps, points))
+    return mul_up(bound, scale)
 
 
-def polyphase(kernel: FloatArray, *, steps: tuple[int, int]) -> FloatArray:
+def polyphase(kernel: FloatArray, *, steps: tuple[int, ...]) -> FloatArray:
     """Rewrite a strided kernel as an unstrided one of more input channels.
 
     Args:
-        kernel: shape (c_out, c_in, k_1, k_2).
+        kernel: shape (c_out, c_in, k_1, …).
         steps: stride per axis.
 
     Returns:
-        Shape (c_out, c_in·s_1·s_2, ⌈k_1/s_1⌉, ⌈k_2/s_2⌉).
+        Shape (c_out, c_in·s_1·…, ⌈k_1/s_1⌉, …).
 
     Example:
         >>> polyphase(np.arange(3.0).reshape(1, 1, 1, 3), steps=(1, 2)).tolist()
         [[[[0.0, 2.0]], [[1.0, 0.0]]]]
     """
-    c_out, c_in, k_1, k_2 = kernel.shape
-    s_1, s_2 = steps
-    m_1, m_2 = -(-k_1 // s_1), -(-k_2 // s_2)
-    padded = np.pad(kernel, ((0, 0), (0, 0), (0, m_1 * s_1 - k_1), (0, m_2 * s_2 - k_2)))
-    split = padded.reshape(c_out, c_in, m_1, s_1, m_2, s_2).transpose(0, 1, 3, 5, 2, 4)
-    return np.ascontiguousarray(split).reshape(c_out, c_in * s_1 * s_2, m_1, m_2)
+    c_out, c_in, *sizes = kernel.shape
+    axes = len(sizes)
+    taps = [-(-k // s) for k, s in zip(sizes, steps, strict=True)]
+    room = [(0, m * s - k) for m, s, k in zip(taps, steps, sizes, strict=True)]
+    padded = np.pad(kernel, [(0, 0), (0, 0), *room])
+    split = padded.reshape(c_out, c_in, *(size for pair in zip(taps, steps, strict=True) for size in pair))
+    phases_first = split.transpose(0, 1, *range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2))
+    return np.ascontiguousarray(phases_first).reshape(c_out, c_in * math.prod(steps), *taps)
 
 
-def grid_sizes(taps: tuple[int, int], *, sides: tuple[int, int], flops: float) -> tuple[int, int]:
+def grid_sizes(taps: tuple[int, ...], *, sides: tuple[int, int], flops: float) -> tuple[int, ...]:
     """Grid points per axis: as many as the budget allows, up to 64, never fewer than 4 per tap gap.
 
     Args:
@@ -105,25 +108,28 @@ def grid_sizes(taps: tuple[int, int], *, sides: tuple[int, int], flops: float) -
     size = MAX_GRID
     while size > 4:
         chosen = [1 if m == 1 else max(size, low) for m, low in zip(taps, least, strict=True)]
-        if chosen[0] * chosen[1] * one_matrix <= 2.0 * flops:
+        if math.prod(chosen) * one_matrix <= 2.0 * flops:
             break
         size -= 4
     chosen = [1 if m == 1 else max(size, low) for m, low in zip(taps, least, strict=True)]
-    return chosen[0], chosen[1]
+    return tuple(chosen)
 
 
-def _symbols(phases: FloatArray, grid_1: int, grid_2: int) -> tuple[NDArray[np.complex128], float]:
+def _symbols(phases: FloatArray, grid: tuple[int, ...]) -> tuple[NDArray[np.complex128], float]:
     """Symbol matrices on half the grid (the rest is conjugate), and a bound on their rounding error in the 2-norm."""
-    c_out, c_in, m_1, m_2 = phases.shape
-    waves_1 = _waves(grid_1, m_1)[: grid_1 // 2 + 1]
-    waves_2 = _waves(grid_2, m_2)
-    half = np.tensordot(phases, waves_2, axes=(3, 1))  # (o, c, a, θ_2)
-    symbols = np.tensordot(half, waves_1, axes=(2, 1))  # (o, c, θ_2, θ_1)
-    stack = np.ascontiguousarray(symbols.transpose(2, 3, 0, 1)).reshape(-1, c_out, c_in)
-    sums = np.abs(phases).sum(axis=(2, 3))
+    c_out, c_in, *taps = phases.shape
+    axes = len(taps)
+    symbols: NDArray[np.complex128] | FloatArray = phases
+    for axis in range(axes):
+        waves = _waves(grid[axis], taps[axis])
+        if axis == 0:
+            waves = waves[: grid[0] // 2 + 1]
+        symbols = np.tensordot(symbols, waves, axes=(2, 1))  # (o, c, remaining taps, θ of the axes done)
+    stack = np.ascontiguousarray(np.moveaxis(symbols, (0, 1), (-2, -1))).reshape(-1, c_out, c_in)
+    sums = np.abs(phases).sum(axis=tuple(range(2, 2 + axes)))
     frobenius = sqrt_up(float(np.sum(sums * sums)))
-    num_roundings = 40.0 + 4.0 * (m_1 + m_2)
-    return stack, mul_up(2.0 * num_roundings * UNIT_ROUNDOFF, 1.001 * frobenius)
+    num_roundings = 40.0 * max(1, axes - 1) + 4.0 * sum(taps)
+    return stack.astype(np.complex128, copy=False), mul_up(2.0 * num_roundings * UNIT_ROUNDOFF, 1.001 * frobenius)
 
 
 def _waves(grid: int, num_taps: int) -> NDArray[np.complex128]:

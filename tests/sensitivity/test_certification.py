@@ -102,10 +102,10 @@ def test_single_pixels_and_single_channels_work(layer):
 
 
 @pytest.mark.parametrize("box", [(-3.0, 0.5), (0.25, 0.25), (torch.zeros(1, 28, 28), 1.0), (-math.inf, 2)])
-def test_any_valid_box_is_accepted_and_changes_nothing_yet(box):
+def test_any_valid_box_is_accepted_and_never_loosens_a_bound(box):
     head = lenet_head()
     free = certify(head, p=1, q=2, input_shape=(1, 28, 28))
-    assert certify(head, p=1, q=2, input_shape=(1, 28, 28), input_box=box).value == free.value
+    assert certify(head, p=1, q=2, input_shape=(1, 28, 28), input_box=box).value <= free.value
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,6 @@ def test_any_valid_box_is_accepted_and_changes_nothing_yet(box):
     [
         ({"p": 3}, "p=3"),
         ({"q": "2"}, "q='2'"),
-        ({"p": 2, "q": 1}, "supported pairs"),
         ({"p": math.nan}, "p=nan"),
         ({"p": True}, "p=True"),
         ({"input_shape": ()}, "batch dimension excluded"),
@@ -145,8 +144,7 @@ def test_methods_agree_on_what_is_certified(p_q):
     auto = certify(head, p=p, q=q, input_shape=(1, 28, 28))
     fast = certify(head, p=p, q=q, input_shape=(1, 28, 28), method="fast")
     assert auto.value <= fast.value * (1 + 1e-12)
-    assert fast.value <= 1.5 * auto.value
-    assert (auto.method, fast.method) == ("norm-dp", "fast")
+    assert auto.method in ("norm-dp", "loop transform", "columns", "rows")
     assert auto.slack == 0.0
 
 

@@ -7,10 +7,15 @@ from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
 from torch import nn
 
 from sensitivity import certify, lower_bound, operator_norm
+from sensitivity.capturing.capture import record
+from sensitivity.composing.norm_dp import compose
 from sensitivity.norms import NORMS
 from sensitivity.operators.linear import matrix_table
+from sensitivity.operators.operator import Effort
 
 PAIRS = [(1, 1), (1, 2), (2, 2)]
+
+EFFORT = Effort(dense_entries=600_000, symbol_flops=2e8)
 
 
 class Residual(nn.Module):
@@ -65,8 +70,10 @@ def test_the_bound_of_a_chain_is_the_best_of_all_paths_of_norms(seed):
                 first = 1.0 if p <= NORMS[path[0]] else sizes[0] ** (1 / NORMS[path[0]] - 1 / p)
                 values = [table[r][s] for table, (r, s) in zip(tables, itertools.pairwise(path), strict=True)]
                 best = min(best, first * math.prod(values))
-        bound = certify(nn.Sequential(*layers), p=p, q=q, input_shape=(sizes[0],)).value
+        recording = record(nn.Sequential(*layers), input_shape=(sizes[0],), dtype=torch.float32)
+        bound = compose(recording, p=p, q=q, effort=EFFORT, same_norm=False).value
         assert bound == pytest.approx(best, rel=1e-12)
+        assert certify(nn.Sequential(*layers), p=p, q=q, input_shape=(sizes[0],)).value <= bound
         assert bound >= dense_norm(dense_matrix(nn.Sequential(*layers), (sizes[0],)), p, q) * (1 - 1e-14)
 
 
@@ -84,14 +91,16 @@ def test_no_linear_graph_exceeds_its_bound(seed):
 
     head = Function(forward)
     head.layers = nn.ModuleList([a, b, c])
+    head.double()
     W = _matrix_of(forward, 5)
     for p, q in [*EXACT_PAIRS, (2, 2)]:
-        assert certify(head, p=p, q=q, input_shape=(5,)).value >= dense_norm(W, p, q)
+        value = certify(head, p=p, q=q, input_shape=(5,)).value
+        assert dense_norm(W, p, q) * (1 - 1e-13) <= value <= dense_norm(W, p, q) * (1 + 1e-9)
 
 
 def _matrix_of(forward, size):
     with torch.no_grad():
-        return (forward(torch.eye(size)) - forward(torch.zeros(1, size))).T.double().numpy()
+        return (forward(torch.eye(size).double()) - forward(torch.zeros(1, size).double())).T.numpy()
 
 
 def test_a_residual_add_is_the_sum_of_its_branches():
@@ -141,7 +150,9 @@ def test_the_product_method_uses_one_norm_and_is_never_tighter():
 def test_layers_name_the_route_and_multiply_to_the_value():
     torch.manual_seed(1)
     head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
-    certificate = certify(head, p=1, q=2, input_shape=(1, 8, 8))
+    recording = record(head, input_shape=(1, 8, 8), dtype=torch.float32)
+    certificate = compose(recording, p=1, q=2, effort=EFFORT, same_norm=False)
+    assert certify(head, p=1, q=2, input_shape=(1, 8, 8)).layers == certificate.layers
     assert [(layer.name, layer.kind) for layer in certificate.layers] == [
         ("0", "conv2d"),
         ("1", "relu"),

@@ -9,7 +9,7 @@ from torch import nn
 from sensitivity import operator_norm
 from sensitivity.capturing.capture import record
 from sensitivity.norms import NORMS
-from sensitivity.operators.conv import ConvGeometry, unrolled_matrix
+from sensitivity.operators.conv import ConvGeometry, conv_matrix
 from sensitivity.operators.rules import Effort, operator_of
 
 SYMBOL_ONLY = Effort(dense_entries=0, symbol_flops=2e8)
@@ -94,7 +94,7 @@ def test_the_unrolled_matrix_is_the_matrix_of_the_layer():
     layer = nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), bias=False)
     W = layer.weight.detach().double().numpy()
     geometry = ConvGeometry(size_in=(6, 5), size_out=(3, 7), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=1)
-    assert np.array_equal(unrolled_matrix(W, geometry=geometry), dense_matrix(layer, (2, 6, 5)))
+    assert np.array_equal(conv_matrix(W, geometry=geometry).toarray(), dense_matrix(layer, (2, 6, 5)))
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])

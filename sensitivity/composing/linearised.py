@@ -1,0 +1,173 @@
+"""Linearised maps of a network: each activation replaced by its centre slope, with norm tables of every map.
+
+Ã_{j,i} carries what source i adds (e_i for i > 0, see `network`) to what knot j reads, through linear operators and
+centre slopes alone: Ã_{j,i} = A_{ji} + Σ_{i<k<j} A_{jk}·diag(c_k)·Ã_{k,i}. Knots that are no activations pass nothing on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sensitivity.composing.linear_map import (
+    NO_BOUND,
+    LinearMap,
+    TooLargeError,
+    Work,
+    frobenius,
+    merged,
+    scaled_columns,
+    summed,
+)
+from sensitivity.composing.network import Knot, Network
+from sensitivity.norms import NormTable, added_table, product_table, scaled_table, smaller_table
+from sensitivity.rounding import FloatArray, add_up, mul_up, sqrt_up
+from sensitivity.spectra.sparse import sparse_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedMap:
+    """A linear map with its norm table.
+
+    Attributes:
+        map: the map, or None if it is too large to build.
+        table: its norms over {1, 2, ∞}.
+        spread: norms of map·diag(h) for the half widths h of an activation source; `table` for other sources.
+        how: how 2→2 was certified.
+    """
+
+    map: LinearMap | None
+    table: NormTable
+    spread: NormTable
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linearised:
+    """Maps of a network.
+
+    Attributes:
+        direct: (reader, source) → A; the output is reader len(knots) + 1.
+        through: (reader, source) → Ã.
+    """
+
+    direct: dict[tuple[int, int], BoundedMap]
+    through: dict[tuple[int, int], BoundedMap]
+
+
+def linearise(network: Network, *, work: Work) -> Linearised:
+    """Build and bound all maps.
+
+    Args:
+        network: the head.
+        work: what it may cost; a map that does not fit is bounded by the norms of its parts.
+
+    Returns:
+        The maps.
+
+    Guarantee: every entry of every table is at or above the norm of the true map.
+    """
+    count = len(network.knots)
+    reads = [knot.reads for knot in network.knots] + [network.output]
+    num_maps = max(1, (count + 1) * (count + 2) // 2 + count + 1)
+    share = work.flops / (2.0 * num_maps)
+    direct: dict[tuple[int, int], BoundedMap] = {}
+    through: dict[tuple[int, int], BoundedMap] = {}
+    for j, terms in enumerate(reads, start=1):
+        for i, A in terms.items():
+            direct[j, i] = _bounded(A, _knot(network, i), composite=NO_BOUND, share=share, work=work)
+        for i in range(j):
+            passing = [k for k in terms if k > i and (k, i) in through and network.knots[k - 1].centre is not None]
+            if not passing:
+                if i in terms:
+                    through[j, i] = direct[j, i]
+                continue
+            through[j, i] = _passed_on(network, direct, through, j, i, passing, share, work)
+    return Linearised(direct=direct, through=through)
+
+
+def _knot(network: Network, source: int) -> Knot | None:
+    return network.knots[source - 1] if source > 0 else None
+
+
+def _passed_on(
+    network: Network,
+    direct: dict[tuple[int, int], BoundedMap],
+    through: dict[tuple[int, int], BoundedMap],
+    j: int,
+    i: int,
+    passing: list[int],
+    share: float,
+    work: Work,
+) -> BoundedMap:
+    parts = [direct[j, i].table] if (j, i) in direct else []
+    built: LinearMap | None = direct[j, i].map if (j, i) in direct else None
+    can_build = built is not None or (j, i) not in direct
+    for k in passing:
+        centre = network.knots[k - 1].centre
+        assert centre is not None
+        outer, inner = direct[j, k], through[k, i]
+        largest = float(np.abs(centre).max(initial=0.0))
+        parts.append(scaled_table(product_table(outer.table, inner.table), largest))
+        if not can_build or outer.map is None or inner.map is None:
+            can_build = False
+            continue
+        try:
+            made = merged(scaled_columns(outer.map, centre), inner.map, work=work)
+            built = made if built is None else summed(built, made)
+        except TooLargeError:
+            can_build = False
+    composite = added_table(parts)
+    if not can_build or built is None:
+        knot = _knot(network, i)
+        return BoundedMap(map=None, table=composite, spread=_spread(None, knot, composite, share, work), how="parts")
+    return _bounded(built, _knot(network, i), composite=composite, share=share, work=work)
+
+
+def _bounded(A: LinearMap, knot: Knot | None, *, composite: NormTable, share: float, work: Work) -> BoundedMap:
+    allowed = min(share, work.flops)
+    if not A.is_product:  # the operator's own rule has done this
+        return BoundedMap(map=A, table=A.table, spread=_spread(A, knot, A.table, share, work), how="operator")
+    table, how = sparse_table(A.matrix, error_frobenius=A.error, flops=allowed)
+    if min(composite[1][1], A.table[1][1]) <= table[1][1]:
+        how = "parts"
+    table = smaller_table(table, smaller_table(composite, A.table))
+    return BoundedMap(map=A, table=table, spread=_spread(A, knot, table, share, work), how=how)
+
+
+def _spread(A: LinearMap | None, knot: Knot | None, table: NormTable, share: float, work: Work) -> NormTable:
+    if knot is None or knot.half is None:
+        return table
+    half = knot.half
+    largest = float(half.max(initial=0.0))
+    bound = scaled_table(table, largest)
+    if A is None or float(half.min(initial=largest)) == largest:
+        return bound
+    scaled, allowed = scaled_columns(A, half), min(share, work.flops)
+    own, _ = sparse_table(scaled.matrix, error_frobenius=scaled.error, flops=allowed)
+    return smaller_table(own, bound)
+
+
+def stray(network: Network) -> float:
+    """How far the secant matrix of a network may be from that of its stored matrices, in the 2-norm.
+
+    Guarantee: for every choice of secants D, ‖J(D) − Ĵ(D)‖_F ≤ the result, Ĵ made with the stored matrices and J with
+        the true ones; by induction over the knots with ‖AB − ÂB̂‖ ≤ ‖A − Â‖‖B‖ + ‖Â‖‖B − B̂‖ in Frobenius norms, for
+        which only maps with errors cost anything.
+    """
+    size: dict[int, float] = {0: sqrt_up(float(network.num_in))}
+    off: dict[int, float] = {0: 0.0}
+
+    def read(terms: dict[int, LinearMap]) -> tuple[float, float]:
+        norms = [(frobenius(A.matrix), A.error, size[i], off[i]) for i, A in terms.items()]
+        total = add_up(*[mul_up(add_up(F, e), b) for F, e, b, _ in norms])
+        moved = add_up(*[add_up(mul_up(e, b), mul_up(F, d)) if d or e else 0.0 for F, e, b, d in norms])
+        return total, moved
+
+    for k, knot in enumerate(network.knots, start=1):
+        total, moved = read(knot.reads)
+        steepest: FloatArray | None = knot.steepest
+        factor = float(steepest.max(initial=0.0)) if steepest is not None else knot.table[1][1]
+        size[k], off[k] = mul_up(factor, total), mul_up(factor, moved)
+    return read(network.output)[1]

@@ -1,0 +1,190 @@
+"""Every tightening method against Jacobians and pairs that it must not fall below, on random heads of mixed operators."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sensitivity import certify
+from sensitivity.capturing.capture import record
+from sensitivity.composing.boxes import boxes_of
+from sensitivity.composing.columns import Columns
+from sensitivity.composing.linear_map import Work
+from sensitivity.composing.linearised import linearise, stray
+from sensitivity.composing.loop_transform import loop_transformed
+from sensitivity.composing.network import Network, build_network, transposed
+from sensitivity.composing.norm_dp import HeadBound, compose
+from sensitivity.operators.operator import Effort
+
+NORMS = (1, 2, math.inf)
+EFFORT = Effort(dense_entries=600_000, symbol_flops=2e7)
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+class Branches(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.first(x), self.second(x)], dim=1) - 0.5
+
+
+def random_head(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
+    random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    activation = [nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, lambda: nn.LeakyReLU(2.0), nn.Softsign, nn.ELU][
+        random.integers(7)
+    ]
+    if seed % 2:
+        layers: list[nn.Module] = []
+        width = int(random.integers(2, 7))
+        shape: tuple[int, ...] = (width,)
+        for _ in range(int(random.integers(1, 4))):
+            kind = random.integers(3)
+            if kind == 0:
+                layers += [Residual(nn.Sequential(nn.Linear(width, 5), activation(), nn.Linear(5, width)))]
+            elif kind == 1:
+                layers += [Branches(nn.Linear(width, 3), nn.Sequential(nn.Linear(width, 4), activation()))]
+                width = 7
+            else:
+                layers += [nn.Linear(width, width + 1), activation()]
+                width += 1
+        return nn.Sequential(*layers).eval(), shape
+    channels = int(random.integers(1, 3))
+    norm = nn.BatchNorm2d(3)
+    norm.running_var.uniform_(0.2, 2.0)
+    norm.weight.data.normal_()
+    layers = [nn.Conv2d(channels, 3, 3, padding=1, stride=int(random.integers(1, 3))), norm, activation()]
+    extra = random.integers(4)
+    if extra == 0:
+        layers += [nn.MaxPool2d(2, stride=1), nn.Conv2d(3, 2, 2)]
+    elif extra == 1:
+        layers += [nn.AvgPool2d(2, stride=1), nn.Conv2d(3, 2, 2), activation()]
+    elif extra == 2:
+        layers += [Residual(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), activation())), nn.Flatten()]
+    return nn.Sequential(*layers).eval(), (channels, 6, 7)
+
+
+def largest_jacobian_norms(head: nn.Module, shape: tuple[int, ...], low: float, high: float, seed: int) -> np.ndarray:
+    """Largest norms (p, q), p ≤ q, over the Jacobians at random records: what no bound may fall below."""
+    net = head.double()
+    random = torch.Generator().manual_seed(seed)
+    records = low + (high - low) * torch.rand((40, *shape), generator=random, dtype=torch.float64)
+    best = np.zeros((3, 3))
+    for x in records:
+        J = torch.autograd.functional.jacobian(lambda r: net(r[None]).reshape(-1), x).reshape(-1, x.numel()).numpy()
+        for s, q in enumerate(NORMS):
+            best[0, s] = max(best[0, s], np.linalg.norm(J, ord=q, axis=0).max())
+        best[1, 1] = max(best[1, 1], np.linalg.norm(J, 2))
+        best[1, 2] = max(best[1, 2], np.linalg.norm(J, axis=1).max())
+        best[2, 2] = max(best[2, 2], np.abs(J).sum(axis=1).max())
+        for r, s in ((1, 0), (2, 0), (2, 1)):  # attained by sign vectors, or by the lower norms
+            signs = np.sign(np.random.default_rng(seed).standard_normal((60, J.shape[1])))
+            units = signs / (1.0 if r == 2 else np.linalg.norm(signs, axis=1, keepdims=True))
+            best[r, s] = max(best[r, s], np.linalg.norm(J @ units.T, ord=NORMS[s], axis=0).max())
+    head.float()
+    return best
+
+
+def network_of(head: nn.Module, shape: tuple[int, ...]) -> tuple[Network, HeadBound]:
+    recording = record(head, input_shape=shape, dtype=torch.float32)
+    composed = compose(recording, p=2, q=2, effort=EFFORT, same_norm=False)
+    network = build_network(recording, tables=composed.tables, kinds=composed.joint, slopes={}, work=Work(flops=1e10))
+    return network, composed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_jacobian_exceeds_any_method(seed: int) -> None:
+    """Catches: a dropped half width, centre slopes taken as 1/2 for slopes outside [0, 1], a lost branch or sign."""
+    head, shape = random_head(seed)
+    truth = largest_jacobian_norms(head, shape, -3.0, 3.0, seed)
+    network, _ = network_of(head, shape)
+    maps = linearise(network, work=Work(flops=1e10))
+    for r, p in enumerate(NORMS):
+        row = loop_transformed(network, maps, p=p)
+        for s in range(3):
+            assert row[s] >= truth[r, s] * (1 - 1e-12)
+    columns = Columns(network, maps, work=Work(flops=1e9))
+    for s in range(3):
+        assert columns.largest(s) >= truth[0, s] * (1 - 1e-12)
+    turned = transposed(network)
+    if turned is not None:
+        rows = Columns(turned, linearise(turned, work=Work(flops=1e10)), work=Work(flops=1e9))
+        for s, r in ((0, 2), (1, 1), (2, 0)):
+            assert rows.largest(s) >= truth[r, 2] * (1 - 1e-12)
+    assert stray(network) < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_jacobian_of_a_box_exceeds_the_certificate(seed: int) -> None:
+    head, shape = random_head(seed + 500)
+    truth = largest_jacobian_norms(head, shape, -0.2, 0.3, seed)
+    for r, p in enumerate(NORMS):
+        for s, q in enumerate(NORMS):
+            everywhere = certify(head, p=p, q=q, input_shape=shape, budget_s=0.1)
+            boxed = certify(head, p=p, q=q, input_shape=shape, input_box=(-0.2, 0.3), budget_s=0.1)
+            assert truth[r, s] * (1 - 1e-12) <= boxed.value <= everywhere.value * (1 + 1e-12)
+            assert boxed.value <= certify(head, p=p, q=q, input_shape=shape, method="fast").value * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_value_lies_in_its_box_and_float32_errs_less_than_its_bound(seed: int) -> None:
+    head, shape = random_head(seed + 900)
+    recording = record(head, input_shape=shape, dtype=torch.float32)
+    composed = compose(recording, p=2, q=2, effort=EFFORT, same_norm=False)
+    size = math.prod(shape)
+    boxes = boxes_of(recording, tables=composed.tables, low=np.full(size, -1.0), high=np.full(size, 2.0))
+    random = torch.Generator().manual_seed(seed)
+    records = 3.0 * torch.rand((200, *shape), generator=random) - 1.0
+    with torch.no_grad():
+        rounded = head(records).double().reshape(200, -1).numpy()
+        exact = head.double()(records.double()).reshape(200, -1).numpy()
+    box = boxes[recording.output]
+    if np.isfinite(box.low).all():
+        assert (box.low <= exact.min(axis=0) + 1e-12).all()
+        assert (box.high >= exact.max(axis=0) - 1e-12).all()
+        wide = (box.high - box.low).max()
+        assert wide < 1e4
+    assert (np.abs(rounded - exact).max(axis=0) <= box.error).all()
+
+
+def test_the_map_never_exceeds_the_diameter_of_a_bounded_output() -> None:
+    """tanh outputs lie in [−1, 1]: 5 of them are at most 2·√5 apart, however far the inputs."""
+    head = nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+    certificate = certify(head, p=2, q=2, input_shape=(4,))
+    assert 2 * math.sqrt(5) <= certificate.map(1e6) <= 2 * math.sqrt(5) * (1 + 1e-9)
+    assert certificate.map(1e-3) == pytest.approx(certificate.value * 1e-3)
+
+
+def test_identity_gelu_identity_is_not_taken_for_one() -> None:
+    """The naive loop transform says 1.0 (sensitivity of GELU is 1.12890)."""
+    head = nn.Sequential(nn.Identity(), nn.GELU())
+    for p in NORMS:
+        assert 1.1289 < certify(head, p=p, q=p, input_shape=(3,)).value < 1.13
+
+
+def test_a_relu_that_the_box_never_switches_is_linear() -> None:
+    """W₂W₁ = [1 −1]·[1; 1] = 0 where both ReLUs are on: |x| ≤ 1 and bias 2 keep them on."""
+    head = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    head[0].weight.data.fill_(1.0)
+    head[0].bias.data.fill_(2.0)
+    head[2].weight.data.copy_(torch.tensor([[1.0, -1.0]]))
+    assert certify(head, p=2, q=2, input_shape=(1,)).value >= 1.0
+    assert certify(head, p=2, q=2, input_shape=(1,), input_box=(-1.0, 1.0)).value < 1e-9
+
+
+def test_equal_heads_and_budgets_give_equal_certificates() -> None:
+    head, shape = random_head(7)
+    first, second = (certify(head, p=1, q=1, input_shape=shape) for _ in range(2))
+    assert (first.value, first.method) == (second.value, second.method)
