@@ -26,11 +26,13 @@ from sensitivity.rounding import FloatArray, add_up, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget
 
+METHODS = ("auto", "fast", "product")
 NOMINAL_SPEED = 5e9  # floating-point operations that a second of budget stands for, on every machine alike
 FAST_SECONDS = 0.1
 _EFFORTS = {
     "auto": Effort(dense_entries=600_000, symbol_flops=2e8, flops=2e10),
     "fast": Effort(dense_entries=20_000, symbol_flops=2e7, flops=0.0),
+    "again": Effort(dense_entries=20_000, symbol_flops=2e6, flops=0.0),
     "product": Effort(dense_entries=600_000, symbol_flops=2e8, flops=2e10),
 }
 
@@ -52,7 +54,7 @@ def certify(
     Args:
         head: the module as it will release, in eval mode if it has modes.
         p: norm of the input distance: 1, 2, math.inf or "inf".
-        q: norm of the output distance: likewise; p ≤ q.
+        q: norm of the output distance: likewise.
         input_shape: shape of one record, batch dimension excluded.
         input_box: (low, high) that both inputs lie in, in the input's units: slopes are then local, the outputs'
             diameter is bounded, and the slack holds the rounding of the forward pass.
@@ -87,7 +89,7 @@ def certify(
 
     Edge cases: a head without parameters is fine (Identity gives 1); zero weights give 0.
 
-    Source: `operators` for each layer, `composition` for the (min, ×) product over intermediate norms.
+    Source: `operators` for each layer, `composing` for how they are put together.
 
     Example:
         >>> head = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU())
@@ -101,8 +103,8 @@ def certify(
     require_budget(budget_s)
     if previous is not None and not isinstance(previous, Certificate):
         raise ValueError(f"previous is a {type(previous).__name__}: it takes a Certificate or None; pass the last one")
-    if not isinstance(method, str) or method not in _EFFORTS:
-        raise ValueError(f"method={method!r} is unknown: the methods are {', '.join(_EFFORTS)}; choose one of these")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"method={method!r} is unknown: the methods are {', '.join(METHODS)}; choose one of these")
     if method == "product" and p_norm != q_norm:
         raise ValueError(
             f"method='product' multiplies bounds in one norm: it needs p = q, not p={p!r}, q={q!r}; use method='auto'"
@@ -111,7 +113,11 @@ def certify(
     dtype = input_dtype(module)
     fingerprint = take_fingerprint(module, input_shape=shape)
     recording = record(module, input_shape=shape, dtype=dtype)
-    bound = compose(recording, p=p_norm, q=q_norm, effort=_EFFORTS[method], same_norm=method == "product")
+    is_again = method == "fast" and previous is not None
+    effort = _EFFORTS["again" if is_again else method]
+    if method != "fast":
+        effort = replace(effort, flops=budget_s * NOMINAL_SPEED)
+    bound = compose(recording, p=p_norm, q=q_norm, effort=effort, same_norm=method == "product")
     anchor = None if previous is None else previous.anchor
     best = Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None)
     if method != "product":
@@ -172,7 +178,7 @@ def operator_norm(
     Args:
         module_or_matrix: a layer, or a matrix of shape (outputs, inputs).
         p: norm of the input: 1, 2, math.inf or "inf".
-        q: norm of the output: likewise; p ≤ q.
+        q: norm of the output: likewise.
         input_shape: shape of one record; needed for modules other than Linear, refused for matrices.
 
     Returns:

@@ -18,6 +18,16 @@ NormTable = tuple[Row, Row, Row]
 NORMS: tuple[float, float, float] = (1, 2, math.inf)
 
 
+def norm_name(norm: float) -> str:
+    """Name of a norm for messages: "1", "2" or "inf".
+
+    Example:
+        >>> norm_name(math.inf)
+        'inf'
+    """
+    return "inf" if math.isinf(norm) else str(int(norm))
+
+
 def parse_norm(norm: object, *, name: str) -> float:
     """Read a norm given as 1, 2, math.inf or "inf".
 

@@ -33,7 +33,8 @@ CLOSENESS = 1e-5  # distance of a pair, relative to the record's root mean squar
 FORWARD_ERROR = 1e-12  # relative allowance when pairs are compared; the best one is judged by `cautious_ratio`
 ROUND = 100  # steps between restarts
 WIDEST, SHARPEST = 1.0, 0.01  # softening at the start and the end of a round, relative to a unit's inputs
-LONGEST, SHORTEST = 0.3, 0.02  # a record's step at the start and the end of a round, relative to the record
+SHRINK = 0.05  # a record's step at the end of a round, relative to the first step of the round
+FIRST_STEPS = (0.05, 0.5)  # range of a record's first step, relative to the record: drawn per pair and round
 POWER_STEPS = 6  # on the head itself at the end of a round
 CHUNK = 256
 MAX_TRIED = 4096  # coordinates or rows that are tried one by one around a record
@@ -260,6 +261,8 @@ class _Search:
     def ascend(self, pairs: _Pairs, length: int, *, keep: int) -> None:
         """One round: soft steps of records and directions, with power steps on the head itself in between."""
         best, best_ratios = pairs, self.try_out(pairs)
+        low, high = (math.log(end) for end in FIRST_STEPS)
+        strides = (low + (high - low) * torch.rand(len(pairs), generator=self.random, dtype=torch.float64)).exp()
         velocity = torch.zeros_like(pairs.base)
         energy = torch.zeros_like(pairs.base)
         for step in range(length):
@@ -273,8 +276,8 @@ class _Search:
             energy = 0.99 * energy + 0.01 * uphill.square()
             move = velocity / (energy.sqrt() + 1e-3 * _like(energy.flatten(1).mean(1).sqrt(), energy) + 1e-300)
             move = move / _like(_norms(move, 2).clamp_min(1e-300), move)
-            stride = LONGEST * (SHORTEST / LONGEST) ** progress
-            base = self.inside(pairs.base + stride * _like(_norms(pairs.base, 2).clamp_min(1e-6), move) * move)
+            stride = strides * SHRINK**progress * _norms(pairs.base, 2).clamp_min(1e-6)
+            base = self.inside(pairs.base + _like(stride, move) * move)
             pairs = _Pairs(base, self.turned(pairs.direction, along))
             candidates = pairs
             if not self.kinks.seen or step % 4 == 3:
@@ -375,7 +378,7 @@ class _Search:
             if total > MAX_TRIED:
                 tried = torch.randperm(total, generator=self.random)[:MAX_TRIED]
             found = []
-            for rows in tried.split(CHUNK):
+            for rows in tried.split(CHUNK):  # type: ignore[no-untyped-call]
                 directions = propose(rows)
                 pairs = _Pairs(record.expand_as(directions), directions)
                 ratios = self.try_out(pairs)

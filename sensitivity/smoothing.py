@@ -36,7 +36,7 @@ class SoftenedKinks:
         Example:
             >>> with SoftenedKinks().softened(1.0):
             ...     soft = torch.relu(torch.ones(1, 1, requires_grad=True))
-            >>> round(float(soft), 4)
+            >>> round(float(soft.detach()), 4)
             1.3133
         """
         if softening == 0.0:

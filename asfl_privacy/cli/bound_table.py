@@ -23,7 +23,8 @@ def layer_rows(certificate: sensitivity.Certificate) -> list[Numbers]:
     """One record an operator on the route: name, kind, p, q, value, how, share, bottleneck.
 
     The share is what part of the growth an operator causes: its logarithm over the sum of all logarithms, of operators
-    that stretch (norm above 1). The route is that of the norms composed, whichever method gave the value. The bottleneck is the operator of the largest norm.
+    that stretch (norm above 1). The bottleneck is the operator of the largest norm. The route is that of the norms
+    composed, whichever method gave the value.
     """
     growth = [math.log(layer.value) if layer.value > 1.0 else 0.0 for layer in certificate.layers]
     largest = max((layer.value for layer in certificate.layers), default=0.0)

@@ -23,7 +23,7 @@ from sensitivity.composing.linear_map import (
 from sensitivity.composing.network import Knot, Network
 from sensitivity.norms import NormTable, added_table, product_table, scaled_table, smaller_table
 from sensitivity.rounding import FloatArray, add_up, mul_up, sqrt_up
-from sensitivity.spectra.sparse import sparse_table
+from sensitivity.spectra.sparse import sparse_table, spectral_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,34 +56,33 @@ class Linearised:
     through: dict[tuple[int, int], BoundedMap]
 
 
-def linearise(network: Network, *, work: Work) -> Linearised:
+def linearise(network: Network, *, work: Work, hard: bool = True) -> Linearised:
     """Build and bound all maps.
 
     Args:
         network: the head.
         work: what it may cost; a map that does not fit is bounded by the norms of its parts.
+        hard: tighten ∞→1, ∞→2 and 2→1 too, which only bounds from a larger to a smaller norm profit from.
 
     Returns:
         The maps.
 
     Guarantee: every entry of every table is at or above the norm of the true map.
     """
-    count = len(network.knots)
     reads = [knot.reads for knot in network.knots] + [network.output]
-    num_maps = max(1, (count + 1) * (count + 2) // 2 + count + 1)
-    share = work.flops / (2.0 * num_maps)
+    share = work.flops / 3.0
     direct: dict[tuple[int, int], BoundedMap] = {}
     through: dict[tuple[int, int], BoundedMap] = {}
     for j, terms in enumerate(reads, start=1):
         for i, A in terms.items():
-            direct[j, i] = _bounded(A, _knot(network, i), composite=NO_BOUND, share=share, work=work)
+            direct[j, i] = _bounded(A, _knot(network, i), composite=NO_BOUND, share=share, work=work, hard=hard)
         for i in range(j):
             passing = [k for k in terms if k > i and (k, i) in through and network.knots[k - 1].centre is not None]
             if not passing:
                 if i in terms:
                     through[j, i] = direct[j, i]
                 continue
-            through[j, i] = _passed_on(network, direct, through, j, i, passing, share, work)
+            through[j, i] = _passed_on(network, direct, through, j, i, passing, share, work, hard)
     return Linearised(direct=direct, through=through)
 
 
@@ -100,6 +99,7 @@ def _passed_on(
     passing: list[int],
     share: float,
     work: Work,
+    hard: bool,
 ) -> BoundedMap:
     parts = [direct[j, i].table] if (j, i) in direct else []
     built: LinearMap | None = direct[j, i].map if (j, i) in direct else None
@@ -121,22 +121,29 @@ def _passed_on(
     composite = added_table(parts)
     if not can_build or built is None:
         knot = _knot(network, i)
-        return BoundedMap(map=None, table=composite, spread=_spread(None, knot, composite, share, work), how="parts")
-    return _bounded(built, _knot(network, i), composite=composite, share=share, work=work)
+        return BoundedMap(
+            map=None, table=composite, spread=_spread(None, knot, composite, share, work, hard), how="parts"
+        )
+    return _bounded(built, _knot(network, i), composite=composite, share=share, work=work, hard=hard)
 
 
-def _bounded(A: LinearMap, knot: Knot | None, *, composite: NormTable, share: float, work: Work) -> BoundedMap:
+def _bounded(
+    A: LinearMap, knot: Knot | None, *, composite: NormTable, share: float, work: Work, hard: bool
+) -> BoundedMap:
     allowed = min(share, work.flops)
     if not A.is_product:  # the operator's own rule has done this
-        return BoundedMap(map=A, table=A.table, spread=_spread(A, knot, A.table, share, work), how="operator")
-    table, how = sparse_table(A.matrix, error_frobenius=A.error, flops=allowed)
+        return BoundedMap(map=A, table=A.table, spread=_spread(A, knot, A.table, share, work, hard), how="operator")
+    table, how = sparse_table(A.matrix, error_frobenius=A.error, flops=allowed, hard=hard)
+    work.spend(min(allowed, spectral_flops(A.matrix)))
     if min(composite[1][1], A.table[1][1]) <= table[1][1]:
         how = "parts"
     table = smaller_table(table, smaller_table(composite, A.table))
-    return BoundedMap(map=A, table=table, spread=_spread(A, knot, table, share, work), how=how)
+    return BoundedMap(map=A, table=table, spread=_spread(A, knot, table, share, work, hard), how=how)
 
 
-def _spread(A: LinearMap | None, knot: Knot | None, table: NormTable, share: float, work: Work) -> NormTable:
+def _spread(
+    A: LinearMap | None, knot: Knot | None, table: NormTable, share: float, work: Work, hard: bool
+) -> NormTable:
     if knot is None or knot.half is None:
         return table
     half = knot.half
@@ -145,7 +152,8 @@ def _spread(A: LinearMap | None, knot: Knot | None, table: NormTable, share: flo
     if A is None or float(half.min(initial=largest)) == largest:
         return bound
     scaled, allowed = scaled_columns(A, half), min(share, work.flops)
-    own, _ = sparse_table(scaled.matrix, error_frobenius=scaled.error, flops=allowed)
+    own, _ = sparse_table(scaled.matrix, error_frobenius=scaled.error, flops=allowed, hard=hard)
+    work.spend(min(allowed, spectral_flops(scaled.matrix)))
     return smaller_table(own, bound)
 
 

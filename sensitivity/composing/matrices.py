@@ -12,8 +12,8 @@ import torch
 from scipy import sparse
 
 from sensitivity.capturing.recording import Node, Ref, map_leaves
-from sensitivity.composing.conv_matrix import conv_matrix_of
 from sensitivity.composing.linear_map import LinearMap, TooLargeError, frobenius
+from sensitivity.operators.conv_rules import conv_matrix_of
 from sensitivity.operators.operator import weights_as_float64
 from sensitivity.operators.structure import INDEXING, index_map
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, add_up, mul_up, sqrt_up

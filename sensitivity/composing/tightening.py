@@ -116,7 +116,7 @@ def _candidates(
     work = Work(flops=flops)
     try:
         network = build_network(recording, tables=composed.tables, kinds=composed.joint, slopes=slopes, work=work)
-        maps = linearise(network, work=Work(flops=work.flops / 2.0))
+        maps = linearise(network, work=Work(flops=work.flops / 2.0), hard=p > q)
         found.append(("loop transform", loop_transformed(network, maps, p=p)[norm_index(q)]))
     except TooLargeError:
         return found
@@ -130,7 +130,12 @@ def _candidates(
         spare = Work(flops=work.flops / 8.0)
         found.extend(
             _by_columns(
-                "rows", turned, DUAL[p], off, maps_of=lambda: linearise(turned, work=spare), flops=work.flops / 4.0
+                "rows",
+                turned,
+                DUAL[p],
+                off,
+                maps_of=lambda: linearise(turned, work=spare, hard=p > q),
+                flops=work.flops / 4.0,
             )
         )
     return found

@@ -22,6 +22,7 @@ GELU_SLOPE = 1.1289041451851551
 TANH_GELU_SLOPE = 1.1289930686587725
 SILU_SLOPE = 1.0998393201288672
 MISH_SLOPE = 1.0884981612517282
+ERF_SLOPE = 1.1283791670955126
 DISCONTINUOUS = {
     "hardshrink": "use Softshrink, which is continuous",
     "threshold": "use ReLU or Hardtanh, which are continuous",
@@ -66,6 +67,8 @@ def activation_slope(op: str, *, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     if op in _FIXED:
         return Slope(value=_FIXED[op])
+    if op in _UNBOUNDED:
+        raise ValueError(_UNBOUNDED[op])
     rule = _RULES.get(op)
     return None if rule is None else rule(args, kwargs, dtype)
 
@@ -166,6 +169,15 @@ def _clamp(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) ->
     return Slope(value=1.0)
 
 
+def _threshold(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Slope | None:
+    """Continuous if the value below the threshold is the threshold itself; else it jumps."""
+    threshold, value = _argument(args, kwargs, 0, "threshold", None), _argument(args, kwargs, 1, "value", None)
+    if threshold != value:
+        return None
+    cast_candidates(threshold, dtype)
+    return Slope(value=1.0)
+
+
 _FIXED: dict[str, float] = {
     "relu": 1.0,
     "tanh": 1.0,
@@ -173,13 +185,18 @@ _FIXED: dict[str, float] = {
     "log_sigmoid_forward": 1.0,
     "abs": 1.0,
     "neg": 1.0,
+    "sin": 1.0,
+    "cos": 1.0,
+    "atan": 1.0,
+    "asinh": 1.0,
+    "erf": ERF_SLOPE,
     "sigmoid": 0.25,
     "hardsigmoid": div_up(1.0, 6.0),
     "hardswish": 1.5,
     "silu": SILU_SLOPE,
     "mish": MISH_SLOPE,
 }
-_RULES: dict[str, Callable[[tuple[Any, ...], dict[str, Any], torch.dtype], Slope]] = {
+_RULES: dict[str, Callable[[tuple[Any, ...], dict[str, Any], torch.dtype], Slope | None]] = {
     "leaky_relu": _leaky_relu,
     "_prelu_kernel": _prelu,
     "elu": _elu,
@@ -190,4 +207,31 @@ _RULES: dict[str, Callable[[tuple[Any, ...], dict[str, Any], torch.dtype], Slope
     "clamp_min": _clamp,
     "clamp_max": _clamp,
     "softplus": _softplus,
+    "threshold": _threshold,
 }
+_UNBOUNDED = {
+    "glu": "it multiplies one half of its input by a gate of the other, so no bound is known for it; use one of: SiLU, "
+    "GELU, Mish",
+    "pow": "powers of the input have no largest slope (LPPool takes them too), so no bound is known for it; use one "
+    "of: AvgPool, MaxPool, activations of bounded slope",
+    **dict.fromkeys(
+        (
+            "exp",
+            "exp2",
+            "expm1",
+            "square",
+            "sqrt",
+            "rsqrt",
+            "reciprocal",
+            "log",
+            "log1p",
+            "logit",
+            "tan",
+            "sinh",
+            "cosh",
+        ),
+        "its slope grows without bound, so no bound is known for it; use one of: Softplus, SiLU, Tanh, or other "
+        "activations of bounded slope",
+    ),
+}
+ACTIVATIONS = frozenset((*_FIXED, *_RULES, *_UNBOUNDED, *DISCONTINUOUS))  # names that have a rule or a refusal

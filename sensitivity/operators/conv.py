@@ -76,28 +76,33 @@ def conv_table(
     W = reached_taps(W, geometry=geometry)
     per_group = np.split(W, geometry.groups, axis=0)
     c_out, c_in = per_group[0].shape[:2]
-    entries = c_out * math.prod(geometry.size_out) * c_in * math.prod(geometry.size_in)
-    if entries <= dense_entries:
-        blocks = [conv_matrix(kernel, geometry=replace(geometry, groups=1)).toarray() for kernel in per_group]
-        spectral, how = max(largest_singular_value_up(block) for block in blocks), "dense Cholesky"
-    else:
-        blocks = []
-        spectral, how = _spectral_bound(per_group, geometry, symbol_flops=symbol_flops, flops=flops)
+    is_small = c_out * math.prod(geometry.size_out) * c_in * math.prod(geometry.size_in) <= dense_entries
+    spectral, how = _spectral_bound(
+        per_group, replace(geometry, groups=1), is_small=is_small, symbol_flops=symbol_flops, flops=flops
+    )
     table = table_from_sums(conv_sums(W, geometry=geometry), spectral=spectral)
     if table[1][1] < spectral:
         how = "row and column sums"
-    share = flops / (6.0 * geometry.groups)
-    if blocks and share > 0.0:
-        (one, two, inf) = table
-        two_one = norm2_up([two_to_1_up(block, flops=share) for block in blocks])
-        inf_one = add_up(*[inf_to_1_up(block, flops=share) for block in blocks])
-        inf_two = norm2_up([inf_to_2_up(block, flops=share) for block in blocks])
-        table = (
-            one,
-            (min(two[0], two_one), two[1], two[2]),
-            (min(inf[0], inf_one), min(inf[1], inf_two), inf[2]),
-        )
+    if is_small and flops > 0.0:
+        table = _with_scaling(table, per_group, replace(geometry, groups=1), flops=flops)
     return table, how
+
+
+def _with_scaling(table: NormTable, per_group: list[FloatArray], geometry: ConvGeometry, *, flops: float) -> NormTable:
+    """The table with 2→1, ∞→1 and ∞→2 by diagonal scaling, which adds up over the groups' blocks."""
+    share = flops / (6.0 * len(per_group))
+    two_one, inf_one, inf_two = [], [], []
+    for kernel in per_group:
+        block = conv_matrix(kernel, geometry=geometry).toarray()
+        two_one.append(two_to_1_up(block, flops=share))
+        inf_one.append(inf_to_1_up(block, flops=share))
+        inf_two.append(inf_to_2_up(block, flops=share))
+    (one, two, inf) = table
+    return (
+        one,
+        (min(two[0], norm2_up(two_one)), two[1], two[2]),
+        (min(inf[0], add_up(*inf_one)), min(inf[1], norm2_up(inf_two)), inf[2]),
+    )
 
 
 def transposed_table(table: NormTable) -> NormTable:
@@ -225,31 +230,46 @@ def conv_matrix(W: FloatArray, *, geometry: ConvGeometry) -> sparse.csr_array:
 
 
 def _spectral_bound(
-    per_group: list[FloatArray], geometry: ConvGeometry, *, symbol_flops: float, flops: float
+    per_group: list[FloatArray], geometry: ConvGeometry, *, is_small: bool, symbol_flops: float, flops: float
 ) -> tuple[float, str]:
-    """The largest 2→2 norm of a group: symbol bounds for all, banded certificates from the largest of these downward."""
-    share = symbol_flops / geometry.groups
-    symbols = [symbol_bound(W, stride=geometry.stride, dilation=geometry.dilation, flops=share) for W in per_group]
-    taps = per_group[0].shape[2:]
+    """The largest 2→2 norm of a group: symbol bounds for all, better certificates from the largest of these downward."""
+    share = symbol_flops / len(per_group)
+    if is_small and len(per_group) == 1:
+        symbols = [math.inf]
+    else:
+        symbols = [symbol_bound(W, stride=geometry.stride, dilation=geometry.dilation, flops=share) for W in per_group]
     best, how = 0.0, "symbol"
-    reads = [pixels_read(geometry, axis, num_taps) for axis, num_taps in enumerate(taps)]
     for group in np.argsort(symbols)[::-1]:
         if symbols[group] <= best:
             break
-        value, its_how = symbols[group], "symbol"
-        if flops > 0.0 and math.prod(taps) > 1:  # with one tap the symbol is the operator
-            found = conv_singular_value_up(
-                per_group[group],
-                reads=reads,
-                size_in=geometry.size_in,
-                size_out=geometry.size_out,
-                flops=flops / geometry.groups,
-            )
-            if found is not None and found[0] < value:
-                value, its_how = found
+        found = _better_than_symbol(
+            per_group[group], geometry, is_small=is_small, flops=flops / len(per_group), symbol_flops=share
+        )
+        value, its_how = min((symbols[group], "symbol"), found)
         if value > best:
             best, how = value, its_how
     return best, how
+
+
+def _better_than_symbol(
+    kernel: FloatArray, geometry: ConvGeometry, *, is_small: bool, flops: float, symbol_flops: float
+) -> tuple[float, str]:
+    """A dense or banded certificate of one group's 2→2 norm, or a finer symbol where the work suffices for neither."""
+    if is_small:
+        return largest_singular_value_up(conv_matrix(kernel, geometry=geometry).toarray()), "dense Cholesky"
+    if math.prod(kernel.shape[2:]) > 1:  # with one tap the symbol is the operator
+        found = conv_singular_value_up(
+            kernel,
+            reads=[pixels_read(geometry, axis, num_taps) for axis, num_taps in enumerate(kernel.shape[2:])],
+            size_in=geometry.size_in,
+            size_out=geometry.size_out,
+            flops=flops,
+        )
+        if found is not None:
+            return found
+        if flops > symbol_flops:
+            return symbol_bound(kernel, stride=geometry.stride, dilation=geometry.dilation, flops=flops), "symbol"
+    return math.inf, ""
 
 
 def pixels_read(geometry: ConvGeometry, axis: int, num_taps: int) -> list[tuple[IntArray, IntArray]]:

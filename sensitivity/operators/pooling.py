@@ -1,10 +1,11 @@
 """Norm tables of pooling layers.
 
-Average pooling is separable: the operator is A_1 ⊗ A_2 on every channel, where A[i, u] is the weight of pixel u in
+Average pooling is separable: the operator is A_1 ⊗ … ⊗ A_k on every channel, where A[i, u] is the weight of pixel u in
 window i of one axis (every divisor rule of PyTorch factors over the axes). All norms of a Kronecker product that are
-needed here are products.
+needed here are products; its entries are at least 0, so ∞→1, ∞→2 and 2→1 are exact too.
 Max pooling: each output moves by at most the largest move in its window; with m the largest number of windows over one
-pixel, p→p is m^{1/p}, 1→2 √m, p→∞ 1, ∞→q n_out^{1/q} and 2→1 at most √(m·n_out).
+pixel, p→p is m^{1/p}, 1→2 √m, p→∞ 1, ∞→q n_out^{1/q} and 2→1 at most √(m·n_out). Windows over a pixel are counted one
+by one along each axis, and m is the product of the axes' largest counts, since windows are boxes of taps.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from sensitivity.norms import NormTable, between_dual_bounds, tighten
+from sensitivity.norms import NormTable, between_dual_bounds, repeated_table, tighten
 from sensitivity.operators.linear import MatrixSums, matrix_sums, table_from_sums
 from sensitivity.rounding import FloatArray, inflate, mul_up, sqrt_up
 from sensitivity.spectra.dense import largest_singular_value_up
@@ -26,19 +28,33 @@ DENSE_WEIGHTS = 1_000_000  # build the matrix of one axis if it has at most this
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Averaging windows along one axis: output i is weights[i] times the sum of the pixels first[i] … last[i] − 1.
+    """Averaging windows along one axis: output i is the sum of the pixels first[i] … last[i] − 1, over divisors[i].
 
     Attributes:
         first: first pixel of each window.
         last: one past its last pixel; at or below first for an empty window.
-        weights: 1/divisor, correctly rounded.
+        divisors: positive integers.
         size_in: pixels of the axis.
     """
 
     first: IntArray
     last: IntArray
-    weights: FloatArray
+    divisors: IntArray
     size_in: int
+
+    @property
+    def weights(self) -> FloatArray:
+        """1/divisor, correctly rounded."""
+        weights: FloatArray = 1.0 / self.divisors.astype(np.float64)
+        return weights
+
+    def pattern(self) -> sparse.csr_array:
+        """Ones where a window reads a pixel, shape (windows, pixels)."""
+        lengths = np.maximum(self.last - self.first, 0)
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        columns = np.arange(int(lengths.sum())) - starts + np.repeat(self.first, lengths)
+        return sparse.csr_array((np.ones(rows.size), (rows, columns)), shape=(len(lengths), self.size_in))
 
     def dense(self) -> FloatArray:
         """The weights as a matrix, shape (windows, pixels)."""
@@ -84,7 +100,7 @@ def average_windows(
     first, last = np.maximum(start, 0), np.minimum(end, size_in)
     counted = end - start if count_include_pad else last - first
     divisors = np.maximum(counted, 1) if divisor is None else np.full(size_out, divisor)
-    return Windows(first=first, last=last, weights=1.0 / divisors, size_in=size_in)
+    return Windows(first=first, last=last, divisors=divisors, size_in=size_in)
 
 
 def adaptive_windows(size_in: int, size_out: int) -> Windows:
@@ -97,43 +113,76 @@ def adaptive_windows(size_in: int, size_out: int) -> Windows:
     """
     i = np.arange(size_out)
     first, last = i * size_in // size_out, -(-(i + 1) * size_in // size_out)
-    return Windows(first=first, last=last, weights=1.0 / (last - first), size_in=size_in)
+    return Windows(first=first, last=last, divisors=last - first, size_in=size_in)
 
 
-def average_table(first_axis: Windows, second_axis: Windows, *, channels: int) -> NormTable:
-    """Norm table of A_1 ⊗ A_2 applied to every channel, A_1 and A_2 the matrices of the windows.
+def average_table(*axes: Windows, channels: int) -> NormTable:
+    """Norm table of A_1 ⊗ … ⊗ A_k applied to every channel, A_i the matrix of the windows of axis i.
 
     Args:
-        first_axis: windows along the first axis.
-        second_axis: windows along the second axis.
+        axes: windows of each axis, in order; at least one.
         channels: number of channels.
 
     Returns:
-        The table: with exact 1→q, p→∞ and 2→2 up to rounding for axes of up to a million weights, and upper bounds
-        from window lengths and overlaps for longer ones.
+        The table: exact up to rounding for axes of up to a million weights, and upper bounds from window lengths and
+        overlaps for longer ones.
 
-    Guarantee: every entry is at or above the true norm; one unit in the last place covers the rounded weights
-        1/divisor.
+    Guarantee: every entry is at or above the true norm; one part in 2⁵⁰ per axis covers the rounded weights 1/divisor.
+
+    Example:
+        >>> halves = average_windows(4, 2, kernel=2, stride=2, padding=0, count_include_pad=True, divisor=None)
+        >>> [round(average_table(halves, halves, channels=1)[i][i], 12) for i in range(3)]
+        [0.25, 0.5, 1.0]
     """
-    (first, spectral_1), (second, spectral_2) = _axis_bounds(first_axis), _axis_bounds(second_axis)
+    product, spectral = _axis_bounds(axes[0])
+    for axis in axes[1:]:
+        sums, own = _axis_bounds(axis)
+        product, spectral = _kronecker(product, sums), _widened(spectral, own)
+    return repeated_table(table_from_sums(product, spectral=_widened(spectral, 1.0)), copies=channels)
 
-    def up(a: float, b: float) -> float:
-        return mul_up(mul_up(a, b), 1.0 + 2.0**-50)
 
-    many = float(channels)
-    sums = MatrixSums(
-        num_in=first.num_in * second.num_in * channels,
-        num_out=first.num_out * second.num_out * channels,
-        largest_entry=up(first.largest_entry, second.largest_entry),
-        column_l1=up(first.column_l1, second.column_l1),
-        column_l2=up(first.column_l2, second.column_l2),
-        row_l1=up(first.row_l1, second.row_l1),
-        row_l2=up(first.row_l2, second.row_l2),
-        columns_l1_l2=up(up(first.columns_l1_l2, second.columns_l1_l2), sqrt_up(many)),
-        rows_l1_l2=up(up(first.rows_l1_l2, second.rows_l1_l2), sqrt_up(many)),
-        total_l1=up(up(first.total_l1, second.total_l1), many),
+def _widened(a: float, b: float) -> float:
+    return mul_up(mul_up(a, b), 1.0 + 2.0**-50)
+
+
+def _kronecker(first: MatrixSums, second: MatrixSums) -> MatrixSums:
+    """Row and column sums of a Kronecker product."""
+    return MatrixSums(
+        num_in=first.num_in * second.num_in,
+        num_out=first.num_out * second.num_out,
+        largest_entry=_widened(first.largest_entry, second.largest_entry),
+        column_l1=_widened(first.column_l1, second.column_l1),
+        column_l2=_widened(first.column_l2, second.column_l2),
+        row_l1=_widened(first.row_l1, second.row_l1),
+        row_l2=_widened(first.row_l2, second.row_l2),
+        columns_l1_l2=_widened(first.columns_l1_l2, second.columns_l1_l2),
+        rows_l1_l2=_widened(first.rows_l1_l2, second.rows_l1_l2),
+        total_l1=_widened(first.total_l1, second.total_l1),
     )
-    return table_from_sums(sums, spectral=up(spectral_1, spectral_2))
+
+
+def average_pool_matrix(*axes: Windows, channels: int) -> sparse.csr_array:
+    """The matrix of average pooling on one record, channels first.
+
+    Args:
+        axes: windows of each axis.
+        channels: number of channels.
+
+    Returns:
+        Weights 1/divisor, correctly rounded, shape (channels·outputs, channels·pixels).
+
+    Example:
+        >>> average_pool_matrix(adaptive_windows(3, 2), channels=1).toarray()
+        array([[0.5, 0.5, 0. ],
+               [0. , 0.5, 0.5]])
+    """
+    pattern, divisors = axes[0].pattern(), axes[0].divisors
+    for axis in axes[1:]:
+        pattern = sparse.csr_array(sparse.kron(pattern, axis.pattern(), format="csr"))
+        divisors = np.kron(divisors, axis.divisors)  # integers, so each quotient is rounded once
+    rows = np.repeat(np.arange(len(divisors)), np.diff(pattern.indptr))
+    one = sparse.csr_array((pattern.data / divisors[rows], pattern.indices, pattern.indptr), shape=pattern.shape)
+    return sparse.csr_array(sparse.kron(sparse.eye_array(channels), one, format="csr"))
 
 
 def _axis_bounds(axis: Windows) -> tuple[MatrixSums, float]:
@@ -143,11 +192,8 @@ def _axis_bounds(axis: Windows) -> tuple[MatrixSums, float]:
         A = axis.dense()
         return matrix_sums(A), largest_singular_value_up(A)
     lengths = np.maximum(axis.last - axis.first, 0)
-    nonempty = lengths > 0
-    edges = np.bincount(axis.first[nonempty], minlength=axis.size_in + 1)
-    edges = edges - np.bincount(axis.last[nonempty], minlength=axis.size_in + 1)
-    overlap = float(np.cumsum(edges).max())
-    largest = float(axis.weights[nonempty].max(initial=0.0))
+    overlap = float(largest_overlap(axis))
+    largest = float(axis.weights[lengths > 0].max(initial=0.0))
     # Products of a correctly rounded weight and an integer below 2^53: two roundings.
     row_l1 = inflate(float((axis.weights * lengths).max()), num_operations=2)
     row_l2 = inflate(float((axis.weights * np.sqrt(lengths)).max()), num_operations=3)
@@ -207,6 +253,18 @@ def windows_over_a_pixel(size_in: int, size_out: int, *, kernel: int, stride: in
         pixels = starts + dilation * tap
         counts[pixels[(pixels >= 0) & (pixels < size_in)]] += 1
     return int(counts.max())
+
+
+def largest_overlap(axis: Windows) -> int:
+    """Largest number of windows along one axis that read the same pixel.
+
+    Example:
+        >>> largest_overlap(adaptive_windows(4, 2)), largest_overlap(adaptive_windows(3, 2))
+        (1, 2)
+    """
+    nonempty = axis.last > axis.first
+    edges = np.bincount(axis.first[nonempty], minlength=axis.size_in + 1)
+    return int(np.cumsum(edges - np.bincount(axis.last[nonempty], minlength=axis.size_in + 1)).max())
 
 
 def max_table(windows: int, *, num_in: int, num_out: int) -> NormTable:

@@ -13,7 +13,7 @@ import torch
 from sensitivity.capturing.recording import Node, leaves_of, place_of
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.norms import lipschitz_table
-from sensitivity.operators import conv_rules, linear_rules, normalisation, pooling_rules, structure
+from sensitivity.operators import conv_rules, linear_rules, normalisation, pooling_rules, softmax, structure
 from sensitivity.operators.activations import DISCONTINUOUS, activation_slope
 from sensitivity.operators.operator import (
     Effort,
@@ -26,6 +26,7 @@ from sensitivity.operators.operator import (
     require_elementwise,
     weights_as_float64,
 )
+from sensitivity.operators.registry import registered_rule
 
 __all__ = [
     "RULES",
@@ -44,7 +45,7 @@ SUPPORTED = (
     "in eval mode, sums, concatenations, views, slices, padding, and arithmetic with constants"
 )
 
-_FAMILIES = (linear_rules, conv_rules, normalisation, pooling_rules, structure)
+_FAMILIES = (linear_rules, conv_rules, normalisation, pooling_rules, softmax, structure)
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
@@ -77,7 +78,7 @@ def operator_of(node: Node, *, source: Node, effort: Effort) -> Operator:
             require_elementwise(node, source=source)
             size = math.prod(node.shape[1:])
             return Operator(kind=node.op.strip("_"), table=lipschitz_table(slope.value, size=size), jump=slope.jump)
-        rule = RULES.get(node.op)
+        rule = RULES.get(node.op) or registered_rule(node.op)
         if rule is None:
             fix = DISCONTINUOUS.get(node.op)
             if fix is not None:

@@ -9,8 +9,8 @@ These hold for ANY positive scales, so nothing rests on how they were found; the
 Cholesky factorisation. The best scales solve the dual of max ⟨WᵀW, VVᵀ⟩ over V with unit rows: at its optimum
 (D − WᵀW)V = 0, so d_j = ‖(WᵀWV)_j‖. V ← rows of WᵀWV made unit (a power method with momentum) climbs to it.
 Rounding: each entry of fl(diag(r)·W·diag(c)) is off by at most γ_2 of itself, so the matrix is off by γ_3·‖·‖_F in the
-2-norm; W is scaled to largest entry in [½, 1) and the scales are kept within 2^±100, so what underflows is below
-2⁻⁸⁰⁰·√(mn) in all.
+2-norm; W is scaled to largest entry in [½, 1) and the scales lie between 1 and 2¹⁵, so what underflows is below
+2⁻⁷⁰⁰ in all.
 
 Source: Y. Nesterov (1998), Semidefinite relaxation and nonconvex quadratic optimization (∞→2); N. Alon, A. Naor (2006)
 for ∞→1; the iteration is that of P. Wang, W.-C. Chang, J. Z. Kolter (2017), The mixing method, taken all rows at once.
@@ -254,11 +254,11 @@ def _ascend(product: Callable[[FloatArray], FloatArray], V: FloatArray, *, num_s
 
 
 def _scales(d: FloatArray) -> FloatArray:
-    """C = 1/√d, at most √(1/SPREAD) apart; rounded, which changes nothing: the rounded c are the scales."""
+    """Scales c = 1/√d up to a common factor, between 1 and √(1/SPREAD); rounded, which changes nothing: these are used."""
     largest = float(d.max())
-    if not math.isfinite(largest) or largest <= 2.0**-150:
+    if not math.isfinite(largest) or largest <= 0.0:
         return np.ones_like(d)
-    scales: FloatArray = 1.0 / np.sqrt(np.maximum(d, SPREAD * largest))
+    scales: FloatArray = 1.0 / np.sqrt(np.maximum(d / largest, SPREAD))
     return scales
 
 

@@ -184,8 +184,8 @@ def complex_data():
 def data_that_leaves():
     raise SystemExit(3)
 
-def layer_norm(*, input_shape, num_classes):
-    body = nn.Sequential(nn.Flatten(), nn.Softmax(dim=1))
+def jumping(*, input_shape, num_classes):
+    body = nn.Sequential(nn.Flatten(), nn.Threshold(0.1, 20.0))
     return nn.Sequential(OrderedDict(body=body, out=nn.Linear(64, num_classes)))
 """
 
@@ -222,7 +222,7 @@ BAD = [
     (["--model", "resnet"], "use one of lenet"),
     (["--model", "unfit_models:batch_norm"], "BatchNorm2d in train mode"),
     (["--model", "unfit_models:too_wide"], "does not fit data digits"),
-    (["--model", "unfit_models:layer_norm", "--placement", "exchange"], "oftmax"),
+    (["--model", "unfit_models:jumping", "--placement", "exchange"], "hreshold"),
     (["--model", "unfit_models:asserts"], "three channels"),
     (["--model", "unfit_models:leaves"], "SystemExit"),
     (["--model", "unfit_models:untrained"], "no parameter to train"),
@@ -277,9 +277,8 @@ def test_bad_input_to_sweep_is_one_line_exit_2_and_nothing_written(capsys, workp
         (["account", "--noise-multiplier", "1", "--delta", "1"], "delta"),
         (["account", "--noise-multiplier", "1", "--distance", "0.5"], "distance"),
         (["bound", "--p", "3"], "p '3' is no norm"),
-        (["bound", "--p", "inf", "--q", "1"], "p"),
         (["bound", "--model", "unfit_models:batch_norm"], "BatchNorm2d in train mode"),
-        (["bound", "--model", "unfit_models:layer_norm"], "oftmax"),
+        (["bound", "--model", "unfit_models:jumping"], "hreshold"),
         (["bound", "--seed", "-1"], "seed -1"),
         (["swep"], "swep"),
     ],

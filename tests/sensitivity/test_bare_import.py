@@ -9,20 +9,25 @@ import sys
 ALLOWED = ("torch", "numpy", "scipy")
 
 PROGRAM = """
-import importlib.abc, json, sys
+import json, sys
 
 allowed = set(json.loads(sys.argv[1]))
-refused = set()
 
-class Blocker(importlib.abc.MetaPathFinder):
+class Bare:
+    # Finds nothing but what a bare environment holds.
+
+    def __init__(self, finder):
+        self.finder = finder
+
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top in allowed or top in sys.stdlib_module_names:
-            return None
-        refused.add(top)
-        raise ModuleNotFoundError(f"No module named {name!r} in a bare environment", name=name)
+        is_bare = top in allowed or top in sys.stdlib_module_names or top.startswith("_sysconfigdata")
+        return self.finder.find_spec(name, path, target) if is_bare else None
 
-sys.meta_path.insert(0, Blocker())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Bare(finder) for finder in sys.meta_path]
 before = set(sys.modules)
 import sensitivity
 from torch import nn
@@ -30,7 +35,7 @@ head = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 
 certificate = sensitivity.certify(head, p=2, q=2, input_shape=(1, 8, 8), search=True)
 certificate.check(head)
 tops = sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
-print(json.dumps({"value": certificate.value, "tops": tops, "refused": sorted(refused)}))
+print(json.dumps({"value": certificate.value, "tops": tops}))
 """
 
 
@@ -82,8 +87,8 @@ def test_import_and_certify_work_with_torch_numpy_and_scipy_alone():
     assert not {"torchvision", "asfl_privacy"} & set(seen["tops"])
 
 
-def test_the_blocker_does_refuse():
+def test_the_bare_finder_hides_what_is_installed():
     """A mutant that imports torchvision must fail, or the test above proves nothing."""
-    done = run_bare(PROGRAM.replace("import sensitivity\n", "import sensitivity, torchvision\n"))
+    done = run_bare(PROGRAM.replace("import sensitivity\n", "import torchvision, sensitivity\n"))
     assert done.returncode != 0
-    assert "No module named 'torchvision' in a bare environment" in done.stderr
+    assert "No module named 'torchvision'" in done.stderr

@@ -39,6 +39,15 @@ def test_stored_slopes_are_the_true_ones_rounded_up(stored, function, start, gol
     assert stored == pytest.approx(golden, abs=2e-15)
 
 
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 GOLDEN = [
     (nn.GELU(), 1.128904145185155),
     (nn.GELU(approximate="tanh"), 1.128993068658772),
@@ -67,13 +76,20 @@ GOLDEN = [
     (nn.Identity(), 1.0),
     (nn.Hardswish(inplace=True), 1.5),
     (nn.SELU(inplace=True), 1.758099340847377),
+    (nn.PReLU(3, init=-2.0), 2.0),
+    (nn.Threshold(0.5, 0.5), 1.0),
+    (Function(torch.sin), 1.0),
+    (Function(torch.cos), 1.0),
+    (Function(torch.atan), 1.0),
+    (Function(torch.asinh), 1.0),
+    (Function(torch.erf), 2 / math.sqrt(math.pi)),
 ]
 
 
 @pytest.mark.parametrize(("layer", "golden"), GOLDEN, ids=lambda value: str(value))
 def test_slopes_are_those_of_the_table(layer, golden):
     """Golden (sensitivity.md §2); 1e-7 is the cast of a Python parameter to float32, rounded up."""
-    for p, q in ((1, 1), (1, 2), (2, 2)):
+    for p, q in ((1, 1), (1, 2), (2, 2), (math.inf, math.inf)):
         bound = operator_norm(layer, p=p, q=q, input_shape=(3,))
         assert golden * (1 - 1e-15) <= bound <= golden * (1 + 1e-7)
 
@@ -82,10 +98,11 @@ def test_slopes_are_those_of_the_table(layer, golden):
 def test_no_two_points_are_steeper_than_the_slope(layer):
     points = torch.cat([torch.linspace(-12, 12, 48001, dtype=torch.float64), torch.tensor([-3.0, 0.0, 3.0, 6.0])])
     points = points.double().sort().values.unique()
-    values = layer.double()(points.clone()).detach()
+    channels = layer.num_parameters if isinstance(layer, nn.PReLU) else 1
+    values = layer.double()(points.repeat_interleave(channels).reshape(-1, channels)).detach()[:, 0]
     layer.float()
     ratios = ((values[1:] - values[:-1]).abs() - 4e-15) / (points[1:] - points[:-1])
-    assert float(ratios.max()) <= operator_norm(layer, p=1, q=1, input_shape=(1,)) * (1 + 1e-9)
+    assert float(ratios.max()) <= operator_norm(layer, p=1, q=1, input_shape=(channels,)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (2.0, 3.0), (0.5, 0.0), (1.0, -2.0)])
@@ -140,7 +157,8 @@ def test_a_kink_of_slope_100_that_sampling_misses_is_covered():
     [
         (nn.Hardshrink(), "discontinuous"),
         (nn.Threshold(0.1, 20), "discontinuous"),
-        (nn.Softmax(dim=1), "no bound is known"),
+        (nn.Threshold(0.5, 0.4), "discontinuous"),
+        (nn.LPPool1d(2, 2), "LPPool"),
         (nn.GLU(), "no bound is known"),
         (nn.Softplus(beta=0.0), "beta 0"),
         (nn.Softplus(threshold=-800.0), "threshold"),
@@ -150,7 +168,7 @@ def test_a_kink_of_slope_100_that_sampling_misses_is_covered():
 )
 def test_activations_without_a_bound_are_refused_by_name(layer, words):
     with pytest.raises(ValueError, match=words) as refusal:
-        certify(nn.Sequential(nn.Identity(), layer), p=1, q=1, input_shape=(4,))
+        certify(nn.Sequential(nn.Identity(), layer), p=1, q=1, input_shape=(2, 4))
     assert f"'1' ({type(layer).__name__})" in str(refusal.value)
 
 

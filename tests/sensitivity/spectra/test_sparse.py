@@ -50,11 +50,11 @@ def test_no_norm_of_240_sparse_matrices_with_errors_is_above_its_table(block):
 def test_sums_over_pieces_are_those_of_the_whole():
     """More entries than one piece holds, rows without entries at every cut."""
     random = np.random.default_rng(0)
-    A = sparse.random_array((4000, 3000), density=0.2, rng=random, format="lil")
+    A = sparse.random_array((3000, 2700), density=0.2, rng=random, format="lil")
     A[::7] = 0.0
     A = sparse.csr_array(A.tocsr())
     A.eliminate_zeros()
-    assert A.nnz > 1.5 * PIECE_ENTRIES
+    assert A.nnz > 1.2 * PIECE_ENTRIES
     full = np.abs(A.toarray())
     sums, frobenius = sparse_sums(A, scale=1.0)
     for value, truth in (
@@ -72,7 +72,7 @@ def test_sums_over_pieces_are_those_of_the_whole():
 
 
 def test_memory_stays_below_half_a_matrix_more_when_no_gram_matrix_fits():
-    A = sparse.csr_array(sparse.random_array((60_000, 50_000), density=2e-3, rng=np.random.default_rng(1)).tocsr())
+    A = sparse.csr_array(sparse.random_array((40_000, 50_000), density=2e-3, rng=np.random.default_rng(1)).tocsr())
     size = A.data.nbytes + A.indices.nbytes + A.indptr.nbytes
     tracemalloc.start()
     table, how = sparse_table(A, error_frobenius=0.0, flops=1e9)
