@@ -22,6 +22,7 @@ from sensitivity.capturing.recording import INPUT, Node, Recording, Ref, map_lea
 from sensitivity.composing.linear_map import MAX_ENTRIES, TooLargeError
 from sensitivity.composing.matrices import matrix_of
 from sensitivity.norms import NormTable
+from sensitivity.operators import normalisation, softmax
 from sensitivity.operators.slopes import slope_range_on, value_range_on
 from sensitivity.operators.structure import INDEXING, index_map
 from sensitivity.rounding import FloatArray, gamma
@@ -115,6 +116,11 @@ def _box(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box], table: Norm
     if node.op.startswith("max_pool") or node.op.startswith("adaptive_max_pool"):
         low, high, error = (_evaluated(node, source, side) for side in (box.low, box.high, box.error))
         return Box(low=low, high=high, error=error)
+    for family in (normalisation, softmax):
+        known = family.output_range(node, source)
+        if known is not None:  # no error model: these divide by what was computed
+            low, high = (np.asarray(side, dtype=np.float64).reshape(-1) for side in known)
+            return Box(low=low, high=high, error=np.full(size, np.inf))
     return _unknown(size)
 
 

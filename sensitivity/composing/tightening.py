@@ -21,7 +21,10 @@ from sensitivity.norms import change_of_norm, norm_index
 from sensitivity.rounding import FloatArray, add_up, mul_up
 
 LEAST = 1e-50  # smaller bounds are left to `norm_dp`, which is exact where numbers underflow
-BOUNDED = ("tanh", "sigmoid", "hardsigmoid", "hardtanh", "clamp")
+BOUNDED = (
+    *("tanh", "sigmoid", "hardsigmoid", "hardtanh", "clamp", "atan", "sin", "cos", "erf", "softmax", "_softmax"),
+    *("native_layer_norm", "native_group_norm", "instance_norm", "rms_norm"),
+)
 DUAL = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}
 
 
