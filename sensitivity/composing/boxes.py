@@ -29,6 +29,8 @@ from sensitivity.rounding import FloatArray, gamma
 
 ELEMENTARY_ERROR = 16.0  # units in the last place allowed for an elementwise function
 WITH_CONSTANTS = ("addmm", "linear", "convolution")
+SMALLEST = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}  # lost at most where a result underflows
+LARGEST = {torch.float32: 2.0**120, torch.float64: 2.0**1000}
 UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
@@ -112,7 +114,10 @@ def _box(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box], table: Norm
             steepest = table[2][2]
             error = box.error * steepest * (1.0 + 2.0**-40)
             made = Box(low=low, high=high, error=error)
-            return Box(low=low, high=high, error=error + _finite(made.magnitude) * ELEMENTARY_ERROR * unit)
+            # Parts may cancel, as in GELU's x/2·(1 + erf): the argument's size counts beside the result's.
+            extent = _finite(made.magnitude) + _finite(box.magnitude) * steepest
+            own = extent * ELEMENTARY_ERROR * unit + ELEMENTARY_ERROR * SMALLEST[node.dtype]
+            return Box(low=low, high=high, error=_in_range(error + own, extent, node.dtype))
     if node.op.startswith("max_pool") or node.op.startswith("adaptive_max_pool"):
         low, high, error = (_evaluated(node, source, side) for side in (box.low, box.high, box.error))
         return Box(low=low, high=high, error=error)
@@ -134,6 +139,8 @@ def _through_linear(node: Node, source: Node, box: Box, A: sparse.csr_array, err
     size = magnitude @ (np.abs(middle) + radius) + constant_size
     stray = error * float(np.linalg.norm(np.abs(middle) + radius)) * (1.0 + 2.0**-40)
     wide = size * gamma(4 * most + 32) + stray
+    if "batch_norm" in node.op:
+        wide = wide + constant_size * 2.0**-24  # eps may act as its float32 cast
     centre = A @ middle + constant
     spread = (magnitude @ radius) * (1.0 + gamma(4 * most + 32)) + wide
     touched = (magnitude @ unbounded.astype(np.float64)) > 0.0
@@ -142,9 +149,17 @@ def _through_linear(node: Node, source: Node, box: Box, A: sparse.csr_array, err
     count = 1 if node.op in ("mul", "div", "neg") else most + 1
     exact = most == 1 and bool((A.data == 1.0).all())
     own = 0.0 if exact else (2.0 * count + 8.0) * unit * (1.0 + 2.0**-10)
-    rounding = size * own + magnitude @ _finite(box.error) * (1.0 + 2.0**-10)
+    below = 0.0 if exact else (most + 2.0) * SMALLEST[node.dtype]
+    rounding = size * own + below + magnitude @ _finite(box.error) * (1.0 + 2.0**-10)
     infinite = (magnitude @ np.isinf(box.error).astype(np.float64)) > 0.0
-    return Box(low=low, high=high, error=np.where(infinite | (touched & (own > 0.0)), np.inf, rounding))
+    error_out = np.where(infinite | (touched & (own > 0.0)), np.inf, rounding)
+    return Box(low=low, high=high, error=_in_range(error_out, size, node.dtype))
+
+
+def _in_range(error: FloatArray, size: FloatArray, dtype: torch.dtype) -> FloatArray:
+    """The error, or infinity where a term of this size might overflow."""
+    within: FloatArray = np.where(size < LARGEST[dtype], error, np.inf)
+    return within
 
 
 def _constant_part(node: Node, source: Node) -> tuple[FloatArray, FloatArray]:
@@ -215,9 +230,12 @@ def _sum(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box], unit: float
         error = error + moved
     wide = np.where(np.isfinite(total), total * 2.0**-40, 0.0)
     # A Python number may act as its float32 cast.
-    cast = 2.0**-23 if node.dtype == torch.float32 and not all(isinstance(t, Ref) for t in node.args[:2]) else 0.0
+    plain = all(isinstance(term, Ref) for term in node.args[:2]) and alpha in (1.0, -1.0)
+    cast = 2.0**-22 if node.dtype == torch.float32 and not plain else 0.0
     wide = wide + np.where(np.isfinite(total), total * cast, 0.0)
-    return Box(low=low - wide, high=high + wide, error=(error + total * 8.0 * unit) * (1.0 + 2.0**-40))
+    own = total * 8.0 * unit + 4.0 * SMALLEST[node.dtype]
+    error_out = _in_range((error + own) * (1.0 + 2.0**-40), total, node.dtype)
+    return Box(low=low - wide, high=high + wide, error=error_out)
 
 
 def _joined(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box]) -> Box:

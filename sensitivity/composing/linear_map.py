@@ -83,9 +83,9 @@ def merged(outer: LinearMap, inner: LinearMap, *, work: Work) -> LinearMap:
         `outer`, so it is off by at most γ_{n+1}(|outer|·|inner|); ‖|A||B|‖_F ≤ ‖A‖_F·‖B‖_F.
     """
     A, B = outer.matrix, inner.matrix
-    if is_identity(B):
+    if inner.error == 0.0 and is_identity(B):
         return outer
-    if is_identity(A):
+    if outer.error == 0.0 and is_identity(A):
         return inner
     cost = product_cost(A, B)
     if not work.spend(20.0 * cost):

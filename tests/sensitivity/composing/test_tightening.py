@@ -202,3 +202,38 @@ def test_bounded_heads_have_a_diameter_at_or_above_the_truth(layer: nn.Module, t
     certificate = certify(nn.Sequential(nn.Linear(4, 4), layer), p=2, q=2, input_shape=(4,))
     assert truth * (1 - 1e-9) <= certificate.diameter < 4.0 * truth
     assert certificate.map(1e9) <= certificate.diameter * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["none", "tanh"])
+def test_cancellation_inside_gelu_counts_as_rounding(kind: str) -> None:
+    """GELU near −5 is tiny but computed from terms of size 5: its float32 error is that of the terms."""
+    head = nn.GELU(kind)
+    certificate = certify(head, p=2, q=2, input_shape=(1,), input_box=(-6.0, -5.5))
+    x = torch.linspace(-6.0, -5.5, 4001).reshape(-1, 1)[1:-1]
+    error = (head(x).double() - head(x.double())).abs().max()
+    assert certificate.rounding is not None
+    assert 2.0 * float(error) <= certificate.rounding
+
+
+def test_results_that_underflow_or_overflow_in_float32_are_no_small_rounding() -> None:
+    def scaling(factor: float) -> nn.Linear:
+        layer = nn.Linear(1, 1, bias=False)
+        layer.weight.data.fill_(factor)
+        return layer
+
+    sinking = nn.Sequential(*[scaling(factor) for factor in (1e-20, 1e-24, 1e24, 1e20)])
+    certificate = certify(sinking, p=2, q=2, input_shape=(1,), input_box=(0.0, 1.0))
+    outputs = sinking(torch.tensor([[0.63040757], [0.63065767]])).detach()
+    assert float((outputs[1] - outputs[0]).abs()) <= certificate.map(2.6e-4)
+    bursting = nn.Sequential(*[scaling(factor) for factor in (1e20, 1e20, 1e-20, 1e-20)])
+    assert certify(bursting, p=2, q=2, input_shape=(1,), input_box=(0.0, 1.0)).rounding is None
+
+
+def test_a_factor_that_is_one_up_to_its_cast_keeps_its_error() -> None:
+    """Catches: shortcuts past the identity that forget how far it may be from the truth."""
+    variance = float(np.float32(3 * 2.0**-26))
+    norms = [nn.BatchNorm1d(1, eps=1.0 - variance) for _ in range(200)]
+    for norm in norms:
+        norm.running_var.fill_(variance)
+    cast = 200 * abs(float(np.float32(1.0 - variance)) - (1.0 - variance)) / 2.0
+    assert certify(nn.Sequential(*norms).eval(), p=2, q=2, input_shape=(1,)).value >= 1.0 + 0.9 * cast
