@@ -16,7 +16,7 @@ from pathlib import Path
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.reporting import Row
-from asfl_privacy.run import Run
+from asfl_privacy.run import ROW_FILE, Run
 from asfl_privacy.worker import failed_row, run_cell, run_folder, start_worker
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -61,22 +61,21 @@ def _run_batches(
 ) -> Iterator[tuple[int, Row]]:
     """Run batches of cells, and again one at a time those among which a process died."""
     batches = [(list(waiting), workers)] if waiting else []
-    ended = len(runs) - len(waiting)
     while batches:
         batch, processes = batches.pop()
         left = list(batch)
         try:
             for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes):
                 left.remove(index)
-                ended += 1
                 yield index, row
         except KeyboardInterrupt:
-            raise SweepStoppedError(f"{ended} of {len(runs)} runs are done and kept in {out}") from None
+            # Counted on disk: a run may have been kept whose row had not come back yet.
+            kept = len(list((out / "cells").glob(f"*/{ROW_FILE}")))
+            raise SweepStoppedError(f"{kept} of {len(runs)} runs are done and kept in {out}") from None
         if not left:
             continue
         if processes == 1:
             culprit = left.pop(0)
-            ended += 1
             yield culprit, failed_row(config, runs[culprit], "the worker process died (out of memory, or killed)")
             batches.append((left, 1))
         else:
