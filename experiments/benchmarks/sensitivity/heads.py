@@ -141,7 +141,7 @@ HEADS: tuple[HeadSpec, ...] = (
         build=lambda: nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()
         ),
-        recipe=Recipe(data="digits", epochs=20),
+        recipe=Recipe(data="digits", epochs=15, lr=0.02),
         all_norms=True,
     ),
     HeadSpec(
@@ -154,6 +154,13 @@ HEADS: tuple[HeadSpec, ...] = (
     ),
     HeadSpec(
         name="convbn3",
+        words="three 3×3 convolutions 1→8→16→32 with batch norms and ReLUs on 8×8 digits, trained",
+        input_shape=(1, 8, 8),
+        build=lambda: nn.Sequential(*conv_block(1, 8), *conv_block(8, 16), *conv_block(16, 32)),
+        recipe=Recipe(data="digits", epochs=10),
+    ),
+    HeadSpec(
+        name="convbn3-28",
         words="three 3×3 convolutions 1→16→32→32 (the second of stride 2) with batch norms and ReLUs on 28², trained",
         input_shape=(1, 28, 28),
         build=lambda: nn.Sequential(*conv_block(1, 16), *conv_block(16, 32, stride=2), *conv_block(32, 32)),
