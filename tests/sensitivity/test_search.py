@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from dense_oracle import dense_matrix
+from dense_oracle import EXACT_PAIRS, dense_matrix, dense_norm
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -45,13 +45,59 @@ def test_the_ratio_is_that_of_the_pair_it_names(p, q):
     assert found.value <= float(ratio) <= found.value * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (2, 2), (1, math.inf), (2, math.inf), (math.inf, math.inf)])
-def test_a_linear_head_is_searched_to_its_norm(p, q):
+@pytest.mark.parametrize(("p", "q"), [*EXACT_PAIRS, (2, 2)])
+@pytest.mark.parametrize("kind", ["dense", "strided"])
+def test_a_linear_head_is_searched_to_its_norm_and_not_beyond(kind, p, q):
+    """Mutation caught: taking off the spread of the norms, not of the entries (the noise of many exceeds it in 1→1)."""
     torch.manual_seed(3)
+    head, shape = (nn.Linear(30, 20), (30,)) if kind == "dense" else (nn.Conv2d(3, 8, 3, stride=2), (3, 13, 13))
+    found = lower_bound(head, p=p, q=q, input_shape=shape, num_steps=20)
+    exact = dense_norm(dense_matrix(head, shape), p, q)
+    assert (1 - 1e-6) * exact <= found.value <= exact * (1 + 1e-14)
+
+
+def norm_by_brute_force(W, p, q):
+    signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * W.shape[1])).reshape(W.shape[1], -1)
+    if p == math.inf:
+        return np.linalg.norm(W @ signs, ord=q, axis=0).max()
+    if (p, q) == (2, 1):
+        return norm_by_brute_force(W.T, math.inf, 2)
+    return dense_norm(W, p, q)
+
+
+@pytest.mark.parametrize("p", [1, 2, math.inf])
+@pytest.mark.parametrize("q", [1, 2, math.inf])
+def test_the_worst_pattern_of_a_hidden_layer_is_found(p, q):
+    """Units outnumber no inputs, so every pattern of active units is reached by some record: the norm is known."""
+    torch.manual_seed(5)
+    head = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+    before, after = (layer.weight.detach().numpy() for layer in (head[0], head[2]))
+    patterns = np.array(np.meshgrid(*[[0.0, 1.0]] * 6)).reshape(6, -1).T
+    truth = max(norm_by_brute_force(after @ (pattern[:, None] * before), p, q) for pattern in patterns)
+    found = lower_bound(head, p=p, q=q, input_shape=8, num_steps=300).value
+    assert 0.9 * truth <= found <= truth * (1 + 1e-12)
+
+
+def test_layer_norm_is_pushed_past_the_obvious_constant():
+    head = nn.LayerNorm(256)
+    assert (
+        lower_bound(head, p=1, q=1, input_shape=256, num_steps=200).value > 1100 > 2 * (1 - 1 / 256) / math.sqrt(1e-5)
+    )
+
+
+def test_directions_that_the_box_forbids_are_not_searched():
+    torch.manual_seed(6)
     head = nn.Linear(6, 5)
-    found = lower_bound(head, p=p, q=q, input_shape=(6,), num_steps=100)
-    exact = certify(head, p=p, q=q, input_shape=(6,)).value
-    assert 0.999 * exact <= found.value <= exact
+    low, high = -torch.ones(6), torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 1.0])
+    free = dense_matrix(head, (6,))[:, [0, 2, 4, 5]]
+    for p, q in ((1, 1), (2, 2), (math.inf, math.inf)):
+        found = lower_bound(head, p=p, q=q, input_shape=6, input_box=(low, high), num_steps=20).value
+        truth = dense_norm(free, p, q)
+        assert (1 - 1e-6) * truth <= found <= truth * (1 + 1e-12)
+
+
+def test_slopes_outside_the_box_are_not_found():
+    assert 0.4999 < lower_bound(nn.GELU(), p=2, q=2, input_shape=3, input_box=(-9.0, 0.0)).value <= 0.5 + 1e-6
 
 
 def test_hard_norms_are_searched_too_and_stay_below_brute_force():
@@ -101,6 +147,15 @@ def test_a_constant_head_has_ratio_zero():
     head = nn.Linear(3, 2)
     nn.init.zeros_(head.weight)
     assert lower_bound(head, p=1, q=1, input_shape=(3,)).value == 0.0
+
+
+def test_a_box_in_which_the_head_is_constant_gives_zero():
+    """Mutation caught: dividing vanishing gradients by a floor, which leaves a direction of length 0."""
+    head = nn.Sequential(nn.ReLU(), nn.Linear(5, 6))
+    for p, q in ((1, 1), (2, 2), (math.inf, math.inf)):
+        found = lower_bound(head, p=p, q=q, input_shape=5, input_box=(-1.9, -1.5))
+        assert found.value == 0.0
+        assert not torch.equal(found.first, found.second)
 
 
 @pytest.mark.parametrize(
