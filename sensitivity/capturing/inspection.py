@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import torch
 from torch import nn
@@ -85,6 +86,11 @@ def precision_problem(devices: set[str]) -> str | None:
         ...     print(precision_problem({"cpu"}))
         autocast is active on cpu: it runs layers in half precision, which no bound covers; certify and release outside it
     """
+    if math.ulp(0.0) * 1.0 == 0.0:
+        return (
+            "small numbers are flushed to 0 in this process (torch.set_flush_denormal): bounds below 1e-308 would be lost; "
+            "switch that off"
+        )
     for device in sorted(devices | {"cpu", "cuda"}):
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return (

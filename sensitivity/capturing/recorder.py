@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with torch.no_grad(), watched, self, Composites(self):
                 output = self.head(data)
-        except Exception as error:  # a head may fail in any way; all of them are refusals
+        except (Exception, SystemExit) as error:  # a head may fail in any way; all of them are refusals
             if self.refusal is not None:
                 raise self.refusal from error
             if isinstance(error, UnsupportedModuleError):
@@ -209,6 +209,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parents = tuple(dict.fromkeys(value.node for value in traced))
         is_many, is_cut = isinstance(results[0], tuple | list), name in PIECES
         flat = list(zip(*results, strict=True)) if is_many else [tuple(results)]
+        if written and not (flat and isinstance(flat[0][0], torch.Tensor)):
+            self.refuse(
+                f"writes into a value and does not return it ({name})",
+                "only plain in-place operators are followed",
+                "return a new tensor",
+            )
         known = {_storage(value.blanks[0]) for value in traced}
         outputs: list[Any] = []
         for position, made in enumerate(flat):
@@ -315,7 +321,8 @@ def _keeps_shape(name: str, args: Any) -> bool:
 
 
 def _functional_name(name: str, in_place: bool) -> str:
-    return name[:-1] if in_place and name.endswith("_") else name
+    """Name of the operator that returns a new tensor; one of another library may differ from its in-place namesake."""
+    return name[:-1] if in_place and name.endswith("_") and "::" not in name else name
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -28,6 +28,8 @@ def _linear(node: Node, source: Node, effort: Effort) -> Operator:
             refuse("its bias depends on the input or is scaled", "use torch.nn.Linear")
     else:
         data, weight = node.args[:2]
+    if is_layer and any(isinstance(argument, Ref) for argument in node.args[2:]):
+        refuse("its bias depends on the input", "use torch.nn.Linear")
     if not isinstance(data, Ref) or isinstance(weight, Ref) or (len(source.shape) != 2 and not is_layer):
         refuse(
             "it multiplies something other than a batch of vectors by constant weights",

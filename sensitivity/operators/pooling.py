@@ -255,6 +255,19 @@ def windows_over_a_pixel(size_in: int, size_out: int, *, kernel: int, stride: in
     return int(counts.max())
 
 
+def reads_padding_alone(size_in: int, size_out: int, *, kernel: int, stride: int, padding: int, dilation: int) -> bool:
+    """Whether some max-pooling window along one axis reads no real pixel.
+
+    Example:
+        >>> reads_padding_alone(1, 1, kernel=2, stride=1, padding=1, dilation=2)
+        True
+        >>> reads_padding_alone(2, 3, kernel=2, stride=1, padding=1, dilation=1)
+        False
+    """
+    pixels = (np.arange(size_out) * stride - padding)[:, None] + dilation * np.arange(kernel)
+    return not bool(((pixels >= 0) & (pixels < size_in)).any(axis=1).all())
+
+
 def largest_overlap(axis: Windows) -> int:
     """Largest number of windows along one axis that read the same pixel.
 

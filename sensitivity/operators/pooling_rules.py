@@ -19,6 +19,7 @@ from sensitivity.operators.pooling import (
     average_windows,
     largest_overlap,
     max_table,
+    reads_padding_alone,
     reduction_table,
     windows_over_a_pixel,
 )
@@ -86,6 +87,16 @@ def _max_pool(node: Node, source: Node, effort: Effort) -> Operator:
     num_axes = len(sizes)
     window = _sizes(kernel, num_axes)
     step, pad, spread = _sizes(stride or window, num_axes), _sizes(padding, num_axes), _sizes(dilation, num_axes)
+    for axis in range(num_axes):
+        if reads_padding_alone(
+            sizes[axis],
+            node.shape[2 + axis],
+            kernel=window[axis],
+            stride=step[axis],
+            padding=pad[axis],
+            dilation=spread[axis],
+        ):
+            refuse("a window of it sees padding alone, whose largest value is −∞", "use less padding or dilation")
     windows = math.prod(
         windows_over_a_pixel(
             sizes[axis],

@@ -37,8 +37,8 @@ def register_bound(name: str, bound: Bound) -> None:
 
     Guarantee: none of its own. Certificates of heads with this operator hold if the bound does, and if the operator
         treats records one by one; each certification runs it on pairs of records in float64, on the CPU, and refuses
-        a bound that some pair beats in any of the nine pairs of norms, and an operator that lets one record move
-        another's output.
+        a bound that some pair beats in any of the nine pairs of norms, and an operator in whose batches of 13 one
+        record is seen to move another's output. What it does in float32, or in other batches, is not looked at.
 
     Edge cases: multi-output operators and those that do not run in float64 on the CPU are refused at certification.
 
@@ -75,7 +75,7 @@ def unregister_bound(name: str) -> None:
             ...
         ValueError: 'mylib::unknown' is not registered: only registered bounds can be taken back; look for a typing error
     """
-    if _BOUNDS.pop(name.removeprefix("aten::"), None) is None:
+    if not isinstance(name, str) or _BOUNDS.pop(name.removeprefix("aten::"), None) is None:
         raise ValueError(
             f"{name!r} is not registered: only registered bounds can be taken back; look for a typing error"
         )
@@ -121,7 +121,10 @@ def _as_table(claimed: Any, *, input_shape: tuple[int, ...], output_shape: tuple
 
 
 def _as_bound(value: Any) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or number < 0.0:
         refuse(f"its registered bound holds {number}", "return finite numbers of at least 0")
     return number

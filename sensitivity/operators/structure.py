@@ -71,6 +71,8 @@ def index_map(node: Node, source: Node) -> IntArray:
             refuse("it moves the batch dimension", "keep the batch as the first dimension")
         return np.arange(num_in)
     _require_batch_not_rolled(node, ndim=len(source.shape))
+    if node.op in ("tril", "triu") and len(source.shape) == 2:  # two records may be too few to show it
+        refuse("it cuts a triangle out of the batch, so records differ", "give each record two dimensions or more")
     if node.op == "constant_pad_nd":
         cast_candidates(node.args[2] if len(node.args) > 2 else 0, source.dtype)
     numbered = 1.0 + torch.arange(RECORDS * num_in, dtype=torch.float64).reshape(RECORDS, *source.shape[1:])

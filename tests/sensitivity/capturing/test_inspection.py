@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from sensitivity import UnsupportedModuleError, certify
+from sensitivity import UnsupportedModuleError, certify, operator_norm
 from sensitivity.capturing.inspection import precision_problem, require_certifiable_tree
 
 
@@ -162,3 +162,16 @@ def test_what_is_no_module_is_refused(head):
 def test_eval_dropout_and_dropout_of_probability_zero_are_the_identity():
     assert certify(nn.Dropout(0.9).eval(), p=2, q=2, input_shape=(3,)).value == 1.0
     assert certify(nn.Dropout(0.0), p=2, q=2, input_shape=(3,)).value == 1.0
+
+
+def test_flushing_small_numbers_to_zero_is_refused():
+    """A weight of 1e-40 becomes 0 on the way to float64, and its bound with it."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush")
+    try:
+        with pytest.raises(UnsupportedModuleError, match="flushed to 0"):
+            certify(nn.Linear(2, 2), p=2, q=2, input_shape=2)
+        with pytest.raises(UnsupportedModuleError, match="flushed to 0"):
+            operator_norm(torch.eye(2), p=2, q=2)
+    finally:
+        torch.set_flush_denormal(False)

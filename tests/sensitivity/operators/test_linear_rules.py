@@ -156,3 +156,14 @@ def test_constants_added_to_the_input_move_nothing():
 def test_an_embedding_of_the_input_is_refused():
     with pytest.raises(UnsupportedModuleError, match="head"):
         certify(Function(lambda x: nn.functional.embedding(x.long(), W)), p=1, q=1, input_shape=(2,))
+
+
+def test_a_bias_that_is_the_input_is_refused():
+    """linear(x, 0, x) is x: its norm is 1, and that of the weights alone 0."""
+
+    class OwnBias(nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.linear(x, torch.zeros(3, 3), x)
+
+    with pytest.raises(UnsupportedModuleError, match="bias depends on the input"):
+        certify(OwnBias(), p=2, q=2, input_shape=(2, 3))

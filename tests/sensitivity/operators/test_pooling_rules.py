@@ -91,3 +91,15 @@ def test_largest_and_least_over_one_dimension_are_maxima_over_disjoint_windows()
     for head in (Function(lambda x: x.max(2).values), Function(lambda x: x.min(dim=-1, keepdim=True)[0])):
         assert operator_norm(head, p=1, q=1, input_shape=(2, 5)) == 1.0
         assert operator_norm(head, p=math.inf, q=1, input_shape=(2, 5)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape"),
+    [(nn.MaxPool1d(2, padding=1, dilation=2), (1, 1)), (nn.MaxPool2d(2, padding=1, dilation=3), (1, 2, 2))],
+    ids=str,
+)
+def test_a_maximum_over_padding_alone_is_refused(pool, shape):
+    """Its output is −∞, whose differences are no numbers. Mutation caught: a bound of 0.0."""
+    assert bool(pool(torch.zeros(1, *shape)).isinf().any())
+    with pytest.raises(UnsupportedModuleError, match="padding alone"):
+        certify(pool, p=2, q=2, input_shape=shape)

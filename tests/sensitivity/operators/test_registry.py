@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 
 from sensitivity import UnsupportedModuleError, certify
 from sensitivity.operators.registry import register_bound, unregister_bound
 
 
-@torch.library.custom_op("sensitivity_tests::bump", mutates_args=())
+@library.custom_op("sensitivity_tests::bump", mutates_args=())
 def bump(x: torch.Tensor, height: float) -> torch.Tensor:
     """height·sin(x): slope |height|."""
     return height * torch.sin(x)
@@ -26,7 +26,7 @@ bump.register_autograd(
 )
 
 
-@torch.library.custom_op("sensitivity_tests::weigh", mutates_args=())
+@library.custom_op("sensitivity_tests::weigh", mutates_args=())
 def weigh(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x·Wᵀ without a backward."""
     return x @ weight.T
@@ -37,7 +37,7 @@ def _(x, weight):
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
-@torch.library.custom_op("sensitivity_tests::soften", mutates_args=())
+@library.custom_op("sensitivity_tests::soften", mutates_args=())
 def soften(x: torch.Tensor) -> torch.Tensor:
     """x plus a little of the batch's mean: mixes records."""
     return x + 1e-3 * x.mean(0, keepdim=True)
@@ -48,7 +48,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("sensitivity_tests::wiggle", mutates_args=())
+@library.custom_op("sensitivity_tests::wiggle", mutates_args=())
 def wiggle(x: torch.Tensor) -> torch.Tensor:
     """Another noise on every call, which its tags do not say."""
     return x + torch.rand(x.shape, dtype=x.dtype)
@@ -59,7 +59,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("sensitivity_tests::single", mutates_args=())
+@library.custom_op("sensitivity_tests::single", mutates_args=())
 def single(x: torch.Tensor) -> torch.Tensor:
     """Runs in float32 alone."""
     if x.dtype != torch.float32:
@@ -72,7 +72,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("sensitivity_tests::overflow", mutates_args=())
+@library.custom_op("sensitivity_tests::overflow", mutates_args=())
 def overflow(x: torch.Tensor) -> torch.Tensor:
     return x * math.inf
 
@@ -264,3 +264,56 @@ def test_the_same_claim_gets_the_same_answer(registered):
             certify(BUMP, p=2, q=2, input_shape=(6,))
         messages.add(str(refusal.value))
     assert len(messages) == 1
+
+
+@library.custom_op("sensitivity_tests::grow_", mutates_args={"x"})
+def grow_(x: torch.Tensor) -> None:
+    """Fifty times x, in place; no kin of `grow`."""
+    x.mul_(50.0)
+
+
+@grow_.register_fake
+def _(x):
+    return None
+
+
+@library.custom_op("sensitivity_tests::grow", mutates_args=())
+def grow(x: torch.Tensor) -> torch.Tensor:
+    """A copy of x."""
+    return x.clone()
+
+
+@grow.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_a_bound_does_not_serve_an_in_place_operator_of_a_similar_name():
+    class Grows(nn.Module):
+        def forward(self, x):
+            y = x + 0.0
+            torch.ops.sensitivity_tests.grow_(y)
+            return y
+
+    register_bound("sensitivity_tests::grow", lambda *_: 1.0)
+    try:
+        with pytest.raises(UnsupportedModuleError, match="does not return it"):
+            certify(Grows(), p=2, q=2, input_shape=(3,))
+    finally:
+        unregister_bound("sensitivity_tests::grow")
+
+
+def test_odd_names_and_huge_bounds_are_refused_in_words():
+    with pytest.raises(ValueError, match="3 is not registered"):
+        unregister_bound(3)
+    register_bound("sensitivity_tests::grow", lambda *_: 10**400)
+    try:
+
+        class Copies(nn.Module):
+            def forward(self, x):
+                return torch.ops.sensitivity_tests.grow(x)
+
+        with pytest.raises(UnsupportedModuleError, match="finite numbers"):
+            certify(Copies(), p=2, q=2, input_shape=(3,))
+    finally:
+        unregister_bound("sensitivity_tests::grow")

@@ -238,3 +238,16 @@ def test_a_single_entry_and_a_single_channel():
     for padding, norm in ((nn.ReplicationPad2d(1), 9.0), (nn.CircularPad2d(1), 9.0), (nn.ZeroPad2d(1), 1.0)):
         assert certify(padding, p=1, q=1, input_shape=(1, 1, 1)).value == norm
         assert certify(padding, p=2, q=2, input_shape=(1, 1, 1)).value == math.sqrt(norm)
+
+
+@pytest.mark.parametrize("cut", [torch.triu, torch.tril])
+@pytest.mark.parametrize("diagonal", [-1, 0, 5])
+def test_a_triangle_cut_out_of_the_batch_is_refused(cut, diagonal):
+    """Row 12 of a batch loses what rows 0 and 1 keep: x − ½·triu(x, −1) moves by 1 there, not by ½."""
+
+    class Cut(nn.Module):
+        def forward(self, x):
+            return x - 0.5 * cut(x, diagonal)
+
+    with pytest.raises(UnsupportedModuleError, match="triangle"):
+        certify(Cut(), p=2, q=2, input_shape=6)
