@@ -11,7 +11,7 @@ from torch import nn
 
 from sensitivity.capturing.batching import require_steady
 from sensitivity.capturing.capture import record
-from sensitivity.capturing.inspection import input_dtype, require_certifiable_tree
+from sensitivity.capturing.inspection import input_dtype, precision_problem, require_certifiable_tree
 from sensitivity.capturing.recording import Recording
 from sensitivity.certificate import Certificate
 from sensitivity.composing.drift import Anchor, drifted
@@ -21,20 +21,20 @@ from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import take_fingerprint, with_program
 from sensitivity.norms import Norm, norm_index, parse_pair
 from sensitivity.operators.linear import matrix_table
-from sensitivity.operators.rules import Effort, NoBoundError, weights_as_float64
+from sensitivity.operators.operator import Effort, NoBoundError, weights_as_float64
 from sensitivity.rounding import FloatArray, add_up, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget
 
-METHODS = ("auto", "fast", "product")
 NOMINAL_SPEED = 5e9  # floating-point operations that a second of budget stands for, on every machine alike
-FAST_SECONDS = 0.1
+FAST_FLOPS = 5e8
+FAST_EFFORT = Effort(dense_entries=20_000, symbol_flops=2e7)
 _EFFORTS = {
-    "auto": Effort(dense_entries=600_000, symbol_flops=2e8, flops=2e10),
-    "fast": Effort(dense_entries=20_000, symbol_flops=2e7, flops=0.0),
-    "again": Effort(dense_entries=20_000, symbol_flops=2e6, flops=0.0),
-    "product": Effort(dense_entries=600_000, symbol_flops=2e8, flops=2e10),
+    "auto": Effort(dense_entries=600_000, symbol_flops=2e8),
+    "fast": FAST_EFFORT,
+    "product": Effort(dense_entries=600_000, symbol_flops=2e8),
 }
+_AGAIN = Effort(dense_entries=20_000, symbol_flops=2e6)  # for drift: weights moved little, so coarse norms do
 
 
 def certify(
@@ -64,10 +64,9 @@ def certify(
             each, planned beforehand, so that a certificate never depends on the machine; a slow one takes longer.
         search: also look for a lower bound and put it into the certificate, cut off at the certified value, which
             rounding and jumps could otherwise exceed.
-
-        previous: a certificate of the same head before its weights moved: its bound plus a bound on the drift is
-            tried too, which costs little. With method="fast" nothing else is then tightened. Call "auto" again once
-            the value has crept up.
+        previous: for "fast" without a box: a certificate of the same head before its weights moved. Where its bound
+            plus that of the drift is known, nothing but norms composed is tried beside it, which costs little. Call
+            "auto" again once the value has crept up.
 
     Returns:
         The certificate.
@@ -80,8 +79,8 @@ def certify(
     Guarantee: for every pair of records x, x' and every batch that holds them, ‖y(x) − y(x')‖_q ≤ value·‖x − x'‖_p +
         slack, where y is the head in exact arithmetic with its present weights, as it runs under torch.no_grad(). All
         rounding is upward; the rounding of the head's own forward pass is included where `rounding` is a number
-        (CPU; conventional sums, no fast transforms). The head, its gradients and
-        the random states are left as they are. The head is recorded for an unknown batch size, one record, and many
+        (CPU; conventional sums, no fast transforms). The head, its gradients and the random states are left as they
+        are. The head is recorded for an unknown batch size, one record, and many
         records scattered in memory, and must compute the same with the same constants each time. Outside the claim is
         a forward that looks at what no recording can show: the Python type or requires_grad of its input or of its
         batch size, whether gradients are enabled, errors that it catches (of torch.cond, say), a clock, or state
@@ -103,8 +102,8 @@ def certify(
     require_budget(budget_s)
     if previous is not None and not isinstance(previous, Certificate):
         raise ValueError(f"previous is a {type(previous).__name__}: it takes a Certificate or None; pass the last one")
-    if not isinstance(method, str) or method not in METHODS:
-        raise ValueError(f"method={method!r} is unknown: the methods are {', '.join(METHODS)}; choose one of these")
+    if not isinstance(method, str) or method not in _EFFORTS:
+        raise ValueError(f"method={method!r} is unknown: the methods are {', '.join(_EFFORTS)}; choose one of these")
     if method == "product" and p_norm != q_norm:
         raise ValueError(
             f"method='product' multiplies bounds in one norm: it needs p = q, not p={p!r}, q={q!r}; use method='auto'"
@@ -113,23 +112,8 @@ def certify(
     dtype = input_dtype(module)
     fingerprint = take_fingerprint(module, input_shape=shape)
     recording = record(module, input_shape=shape, dtype=dtype)
-    is_again = method == "fast" and previous is not None
-    effort = _EFFORTS["again" if is_again else method]
-    if method != "fast":
-        effort = replace(effort, flops=budget_s * NOMINAL_SPEED)
-    bound = compose(recording, p=p_norm, q=q_norm, effort=effort, same_norm=method == "product")
-    anchor = None if previous is None else previous.anchor
-    best = Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None)
-    if method != "product":
-        anchored = None
-        if anchor is not None and box is None:
-            anchored = drifted(anchor, recording, tables=bound.tables, p=p_norm, q=q_norm, effort=_EFFORTS["fast"])
-        flops = (FAST_SECONDS if method == "fast" else budget_s) * NOMINAL_SPEED
-        if method == "fast" and anchored is not None:
-            flops = 0.0
-        best = tightened(recording, bound, p=p_norm, q=q_norm, box=box, flops=flops)
-        if anchored is not None and anchored < best.value:
-            best = replace(best, value=anchored, method="drift")
+    anchor = None if previous is None or box is not None else previous.anchor
+    bound, best = _bounded(recording, p=p_norm, q=q_norm, box=box, method=method, budget_s=budget_s, anchor=anchor)
     program = require_steady(module, recording, input_shape=shape, dtype=dtype)
     changes = fingerprint.changes(take_fingerprint(module, input_shape=shape))
     if changes:
@@ -155,6 +139,31 @@ def certify(
         rounding=best.rounding,
         anchor=anchor if best.method == "drift" else _anchor(recording, bound, best, p=p_norm, q=q_norm, box=box),
     )
+
+
+def _bounded(
+    recording: Recording,
+    *,
+    p: float,
+    q: float,
+    box: tuple[torch.Tensor, torch.Tensor] | None,
+    method: str,
+    budget_s: float,
+    anchor: Anchor | None,
+) -> tuple[HeadBound, Tightened]:
+    """Norms composed, and the best of the methods that were asked for."""
+    if method == "fast" and anchor is not None:
+        bound = compose(recording, p=p, q=q, effort=_AGAIN, same_norm=False)
+        drift = drifted(anchor, recording, tables=bound.tables, p=p, q=q, effort=_AGAIN)
+        if drift is not None:
+            best = tightened(recording, bound, p=p, q=q, box=None, flops=0.0)
+            return bound, replace(best, value=drift, method="drift") if drift < best.value else best
+    flops = FAST_FLOPS if method == "fast" else budget_s * NOMINAL_SPEED
+    effort = _EFFORTS[method] if method == "fast" else replace(_EFFORTS[method], flops=flops)
+    bound = compose(recording, p=p, q=q, effort=effort, same_norm=method == "product")
+    if method == "product":
+        return bound, Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None)
+    return bound, tightened(recording, bound, p=p, q=q, box=box, flops=flops)
 
 
 def _anchor(
@@ -214,6 +223,9 @@ def operator_norm(
             f"input_shape={input_shape!r} was given for a matrix: its columns say that already; leave it out"
         )
     p_norm, q_norm = parse_pair(p, q)
+    settings = precision_problem(set())
+    if settings is not None:
+        raise UnsupportedModuleError(settings)
     try:
         tensor = torch.as_tensor(module_or_matrix).detach()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -6,7 +6,9 @@ p → … → q along the sequence: p up to the first linear layer, q after the 
 certified norms of the fixed blocks and V_b(c) that of block b whose layers have norm c, any weights under the caps give
  ‖head‖_{p→q} ≤ Π a_i · c^k · Π V_b(c),
 and c is the largest cap for which the right side, rounded up, is at most the head's cap. V_b(c) is the plain product
-bound of a copy of the block whose layers have a single entry c, so that each has norm exactly c from p to p.
+bound of a copy of the block whose layers have a single entry c, so that each has norm exactly c from p to p. a_i and
+V_b are products of what `certify` with method="fast" takes for each operator, so that its certificate of the whole
+head, which is the least over more routes than this one, is at most the cap too.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sensitivity.capturing.inspection import input_dtype
-from sensitivity.capturing.recording import place_of
-from sensitivity.certification import certify
+from sensitivity.capturing.capture import record
+from sensitivity.capturing.inspection import input_dtype, named_tensors
+from sensitivity.capturing.recording import leaves_of, place_of
+from sensitivity.certification import FAST_EFFORT, certify
+from sensitivity.composing.norm_dp import compose
 from sensitivity.control.layers import ScalableLayer, require_cap, scalable_layers
 from sensitivity.control.weight_caps import WeightCap
 from sensitivity.errors import UnsupportedModuleError
@@ -89,14 +93,16 @@ def register_cap(
         off beforehand.
 
     Raises:
-        UnsupportedModuleError: for a head that `certify` refuses, a layer that cannot be capped, or a trainable
-            parameter that is no weight or bias of a linear layer, such as the gain of a normalisation.
+        UnsupportedModuleError: for a head that `certify` refuses, a layer that cannot be capped, a trainable tensor
+            that is no weight or bias of a linear layer, such as the gain of a normalisation, or a weight or bias that
+            is used elsewhere than in its own layer.
         ValueError: for a bad argument, p > q, or a cap that the rest of the head already exceeds. The head is then as
             it was.
 
     Guarantee: whatever finite values the stored weights take, every layer's norm is at most its cap, with the
-        effective weight rounded to its element type, and `certify(head, …).value` ≤ cap, as long as the rest of the
-        head (frozen weights, buffers, modes) stays. The certificate remains the authority: take one before releasing.
+        effective weight rounded to its element type; so is the head's norm at most `cap`, and with it
+        `certify(head, …, method="fast").value`, as long as the rest of the head (frozen weights, buffers, modes) stays.
+        The certificate remains the authority: take one before releasing.
 
     Edge cases: layers inside the cap keep their weights bit for bit. A head with branches needs p = q, unless they lie
         between the first and the last linear layer. Linear layers must be called as modules. To bake the weights in:
@@ -126,13 +132,13 @@ def register_cap(
     layers = scalable_layers(head)
     _require_cappable(head, layers)
     blocks, shapes = _blocks(head, layers, shape)
+    _require_confined(head, layers, shape)
     norms = _norms_along(blocks, p_norm, q_norm)
-    layer_cap = _largest_cap(blocks, norms, shapes, limit)
+    layer_cap = _largest_cap(blocks, norms, shapes, limit, input_dtype(head))
     made = []
     for block, (r, s) in zip(blocks, norms, strict=True):
         for layer in block.layers:
-            name = next(known.path for known in layers if known.module is layer.module)
-            fact = LayerCap(name=name, p=r, q=s, cap=layer_cap)
+            fact = LayerCap(name=layer.path, p=r, q=s, cap=layer_cap)
             if fact not in made:
                 made.append(fact)
     if len({fact.name for fact in made}) < len(made):
@@ -159,6 +165,12 @@ def _require_cappable(head: nn.Module, layers: tuple[ScalableLayer, ...]) -> Non
                 f"{place_of(layer.path, type(layer.module).__name__)} has no cap here: Linear, Conv1d/2d and "
                 "ConvTranspose1d/2d have; use cap_sensitivity"
             )
+        mode = getattr(layer.module, "padding_mode", "zeros")
+        if mode != "zeros":
+            raise UnsupportedModuleError(
+                f"{place_of(layer.path, type(layer.module).__name__)} pads with {mode!r}: columns are counted for zeros "
+                "here; use padding_mode='zeros', or cap_sensitivity"
+            )
         if id(layer.weight) in owners:
             raise UnsupportedModuleError(
                 f"layers {owners[id(layer.weight)]!r} and {layer.path!r} share a weight, which a parametrisation would "
@@ -166,11 +178,30 @@ def _require_cappable(head: nn.Module, layers: tuple[ScalableLayer, ...]) -> Non
             )
         owners[id(layer.weight)] = layer.path
         allowed |= {id(parameter) for parameter in layer.module.parameters(recurse=False)}
-    for name, parameter in head.named_parameters():
-        if parameter.requires_grad and id(parameter) not in allowed:
+    for name, tensor in named_tensors(head):
+        if tensor.requires_grad and id(tensor) not in allowed:
             raise UnsupportedModuleError(
-                f"head parameter {name!r} is trainable and no weight or bias of a linear layer: training could raise the "
+                f"head tensor {name!r} is trainable and no weight or bias of a linear layer: training could raise the "
                 "norm past any cap; freeze it with requires_grad_(False), or use cap_sensitivity after each step"
+            )
+
+
+def _require_confined(head: nn.Module, layers: tuple[ScalableLayer, ...], input_shape: Shape) -> None:
+    """Refuse weights and biases of the layers that anything else reads: record the head, change them, record again."""
+    twin = copy.deepcopy(head)
+    paths = {layer.path for layer in layers}
+    with torch.no_grad():
+        for path in paths:
+            for parameter in twin.get_submodule(path).parameters(recurse=False):
+                parameter.copy_(0.5 * parameter + 1.0)
+    before, after = (record(net, input_shape=input_shape, dtype=input_dtype(head)) for net in (head, twin))
+    for old, new in zip(before.nodes, after.nodes, strict=True):
+        pairs = zip(leaves_of((old.args, old.kwargs)), leaves_of((new.args, new.kwargs)), strict=True)
+        changed = any(not torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
+        if changed and new.path not in paths:
+            raise UnsupportedModuleError(
+                f"{place_of(new.path, new.module)} reads a weight or bias of a linear layer ({new.op}): a cap on the layer "
+                "would not hold it there; use weights in their own layers alone, or cap_sensitivity"
             )
 
 
@@ -190,7 +221,8 @@ def _blocks(
 
     hooks = [layer.module.register_forward_pre_hook(note) for layer in layers]
     try:
-        x = torch.zeros(2, *input_shape, dtype=input_dtype(head), device=_device(head))
+        device = next((tensor.device for _, tensor in named_tensors(head)), torch.device("cpu"))
+        x = torch.zeros(2, *input_shape, dtype=input_dtype(head), device=device)
         blocks = []
         with torch.no_grad():
             for path, module in _flattened(head):
@@ -241,7 +273,11 @@ def _norms_along(blocks: list[_Block], p: float, q: float) -> list[tuple[float, 
 
 
 def _largest_cap(
-    blocks: list[_Block], norms: list[tuple[float, float]], shapes: dict[nn.Module, Shape], limit: float
+    blocks: list[_Block],
+    norms: list[tuple[float, float]],
+    shapes: dict[nn.Module, Shape],
+    limit: float,
+    dtype: torch.dtype,
 ) -> float:
     """The largest common cap c with Π a_i · c^k · Π V_b(c) ≤ limit, to a relative 2⁻²⁴, never above it."""
     fixed, num_layers, branched = 1.0, 0, list[tuple[_Block, float]]()
@@ -251,20 +287,20 @@ def _largest_cap(
         elif block.layers:
             branched.append((block, r))
         else:
-            fixed = mul_up(fixed, certify(block.module, p=r, q=r, input_shape=block.shape, method="fast").value)
+            fixed = mul_up(fixed, _plain_product(block.module, block.shape, r, dtype))
 
     def total(c: float) -> float:
         bound = fixed
         for _ in range(num_layers):
             bound = mul_up(bound, c)
         for block, r in branched:
-            bound = mul_up(bound, _branched_bound(block, r, c, shapes))
+            bound = mul_up(bound, _branched_bound(block, r, c, shapes, dtype))
         return bound
 
     if total(2.0**-30) > limit:
         raise ValueError(
-            f"cap={limit} cannot be met: with every layer's norm near 0 the bound is still {total(2.0**-30)}, from skip "
-            "connections or fixed layers; raise the cap"
+            f"cap={limit} cannot be met: with every layer's norm at 2^-30, the least that is tried, the bound is still "
+            f"{total(2.0**-30)}; raise the cap, or shorten skip connections and fixed layers"
         )
     if not branched and num_layers == 1 and fixed == 1.0:
         return limit
@@ -279,7 +315,7 @@ def _largest_cap(
     return low
 
 
-def _branched_bound(block: _Block, r: float, c: float, shapes: dict[nn.Module, Shape]) -> float:
+def _branched_bound(block: _Block, r: float, c: float, shapes: dict[nn.Module, Shape], dtype: torch.dtype) -> float:
     """Product bound of the block for any weights under the cap: that of a copy whose layers have norm exactly c."""
     twin = copy.deepcopy(block.module)
     prefixes = {id(module): path for path, module in block.module.named_modules()}
@@ -296,13 +332,15 @@ def _branched_bound(block: _Block, r: float, c: float, shapes: dict[nn.Module, S
                     break
             else:
                 return math.inf
-    return certify(twin, p=r, q=r, input_shape=block.shape, method="product").value
+    return _plain_product(twin, block.shape, r, dtype)
+
+
+def _plain_product(module: nn.Module, shape: Shape, r: float, dtype: torch.dtype) -> float:
+    """The product of the bounds that method="fast" takes for each operator, from norm r to norm r."""
+    recording = record(module, input_shape=shape, dtype=dtype)
+    return compose(recording, p=r, q=r, effort=FAST_EFFORT, same_norm=True).value
 
 
 def _rounded_up(value: float, dtype: torch.dtype) -> torch.Tensor:
     nearest = torch.tensor(value, dtype=dtype)
     return nearest if float(nearest) >= value else torch.nextafter(nearest, torch.tensor(math.inf, dtype=dtype))
-
-
-def _device(head: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in head.parameters()), torch.device("cpu"))

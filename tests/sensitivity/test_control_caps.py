@@ -229,3 +229,67 @@ def test_registration_is_refused_in_one_line_and_leaves_the_head_alone():
         }
         assert not any(module._forward_pre_hooks for module in head.modules())
     assert issubclass(UnsupportedModuleError, ValueError)
+
+
+class Elsewhere(nn.Module):
+    """Uses its layer's weight or bias outside the layer."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.layer, self.use = nn.Linear(4, 4), use
+
+    def forward(self, x):
+        return self.use(self.layer, x)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda layer, x: layer(x) * layer.bias,
+        lambda layer, x: layer(x) + x * layer.weight.sum(),
+        lambda layer, x: nn.functional.linear(torch.relu(layer(x)), layer.weight.t()),
+    ],
+    ids=["bias as a gain", "sum of weights", "tied to a function"],
+)
+def test_a_weight_that_is_used_elsewhere_is_refused(use):
+    """A cap on the layer does not hold it there: with bias 50 the first moves 38.9 under a cap of 1."""
+    with pytest.raises(UnsupportedModuleError, match="reads a weight or bias"):
+        register_cap(Elsewhere(use), p=2, q=2, input_shape=4, cap=1.0)
+
+
+def test_a_bias_shared_with_a_gain_and_trainable_plain_tensors_are_refused():
+    shared = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    shared[1].weight = shared[0].bias
+    shared[1].bias.requires_grad_(False)
+    with pytest.raises(UnsupportedModuleError, match="reads a weight or bias"):
+        register_cap(shared, p=2, q=2, input_shape=4, cap=1e3)
+    loose = Elsewhere(lambda layer, x: layer(x) * loose.gain)
+    loose.gain = torch.ones(4, requires_grad=True)
+    with pytest.raises(UnsupportedModuleError, match="'gain' is trainable"):
+        register_cap(loose, p=2, q=2, input_shape=4, cap=1.0)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_that_repeats_pixels_is_refused(mode):
+    """Columns are counted for zeros: a reflecting layer under a cap of 1 reached 1.41 in 1→2."""
+    head = nn.Sequential(nn.Conv1d(1, 1, 3, padding=1, padding_mode=mode))
+    with pytest.raises(UnsupportedModuleError, match=f"pads with '{mode}'"):
+        register_cap(head, p=1, q=2, input_shape=(1, 4), cap=1.0)
+
+
+class Halved(nn.Module):
+    """x − x/2: its product bound is 1.5, its norm ½."""
+
+    def forward(self, x):
+        return x - 0.5 * x
+
+
+def test_the_certificate_of_large_layers_stays_below_the_cap_of_the_whole():
+    """Catches caps reckoned from tighter bounds of the fixed parts than the certificate of the whole can reach."""
+    torch.manual_seed(0)
+    head = nn.Sequential(Halved(), nn.Linear(1500, 700), nn.ReLU(), Halved(), nn.Linear(700, 300))
+    register_cap(head, p=2, q=2, input_shape=1500, cap=1.0)
+    with torch.no_grad():
+        for layer in (head[1], head[4]):
+            layer.parametrizations.weight.original.mul_(50.0)
+    assert certify(head, p=2, q=2, input_shape=1500, method="fast").value <= 1.0
