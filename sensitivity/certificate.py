@@ -26,7 +26,7 @@ class Certificate:
         value: bound on the p→q Lipschitz constant, rounded up.
         p: norm of the input: 1, 2 or math.inf.
         q: norm of the output: 1, 2 or math.inf.
-        method: what gave the value: "product", "norm-dp", "loop transform", "columns" or "rows".
+        method: what gave the value: "product", "norm-dp", "loop transform", "columns", "rows" or "drift".
         layers: the operators on the route of the norms composed, input first.
         slack: additive part, in the output norm: jumps, as Softplus has them, and where an input box was given the
             rounding of the forward pass, as far as it is known.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,14 +102,7 @@ def _box(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box], table: Norm
     if linear is not None:
         return _through_linear(node, source, box, linear.matrix, linear.error, unit)
     if node.shape == source.shape and isinstance(node.args[0], Ref):
-        ranges = value_range_on(
-            node.op,
-            args=node.args[1:],
-            kwargs=node.kwargs,
-            dtype=source.dtype,
-            low=box.low.reshape(source.shape[1:]),
-            high=box.high.reshape(source.shape[1:]),
-        )
+        ranges = value_range_on(node.op, **_interval_arguments(node, source, box))
         if ranges is not None and table is not None:
             low, high = (np.asarray(side, dtype=np.float64).reshape(-1) for side in ranges)
             steepest = table[2][2]
@@ -129,6 +123,12 @@ def _box(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box], table: Norm
     return _unknown(size)
 
 
+def _interval_arguments(node: Node, source: Node, box: Box) -> dict[str, Any]:
+    """What the rules about activations on an interval take: the operator's arguments, and the interval."""
+    low, high = (side.reshape(source.shape[1:]) for side in (box.low, box.high))
+    return {"args": node.args[1:], "kwargs": node.kwargs, "dtype": source.dtype, "low": low, "high": high}
+
+
 def _through_linear(node: Node, source: Node, box: Box, A: sparse.csr_array, error: float, unit: float) -> Box:
     constant, constant_size = _constant_part(node, source)
     magnitude = abs(A)
@@ -146,9 +146,8 @@ def _through_linear(node: Node, source: Node, box: Box, A: sparse.csr_array, err
     touched = (magnitude @ unbounded.astype(np.float64)) > 0.0
     low = np.where(touched, -np.inf, centre - spread)
     high = np.where(touched, np.inf, centre + spread)
-    count = 1 if node.op in ("mul", "div", "neg") else most + 1
-    exact = most == 1 and bool((A.data == 1.0).all())
-    own = 0.0 if exact else (2.0 * count + 8.0) * unit * (1.0 + 2.0**-10)
+    exact = node.op in INDEXING or node.op == "neg"
+    own = 0.0 if exact else (2.0 * most + 10.0) * unit * (1.0 + 2.0**-10)
     below = 0.0 if exact else (most + 2.0) * SMALLEST[node.dtype]
     rounding = size * own + below + magnitude @ _finite(box.error) * (1.0 + 2.0**-10)
     infinite = (magnitude @ np.isinf(box.error).astype(np.float64)) > 0.0
@@ -198,15 +197,10 @@ def _evaluated(node: Node, source: Node, record: FloatArray) -> FloatArray:
 
     args, kwargs = map_leaves(leaf_of, (node.args, node.kwargs))
     packet = getattr(torch.ops.aten, node.op.split("[")[0])
-    result = getattr(packet, _functional(node))(*args, **kwargs)
+    result = getattr(packet, node.overload or "default")(*args, **kwargs)
     tensor = result if isinstance(result, torch.Tensor) else result[0]
     values: FloatArray = tensor[0].reshape(-1).numpy()
     return values
-
-
-def _functional(node: Node) -> str:
-    """The overload of the operator that returns a new tensor."""
-    return node.overload or "default"
 
 
 def _sum(node: Node, nodes: tuple[Node, ...], boxes: dict[int, Box], unit: float) -> Box:
@@ -283,14 +277,7 @@ def local_slopes(recording: Recording, boxes: dict[int, Box]) -> dict[int, tuple
         source, box = recording.nodes[node.parents[0]], boxes[node.parents[0]]
         if node.shape != source.shape:
             continue
-        slopes = slope_range_on(
-            node.op,
-            args=node.args[1:],
-            kwargs=node.kwargs,
-            dtype=source.dtype,
-            low=box.low.reshape(source.shape[1:]),
-            high=box.high.reshape(source.shape[1:]),
-        )
+        slopes = slope_range_on(node.op, **_interval_arguments(node, source, box))
         if slopes is not None:
             low, high = (np.asarray(side, dtype=np.float64).reshape(-1) for side in slopes)
             found[index] = (low, high)

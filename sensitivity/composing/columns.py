@@ -19,7 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from sensitivity.composing.linear_map import LinearMap, TooLargeError, Work, is_diagonal, product_cost
-from sensitivity.composing.linearised import Linearised
+from sensitivity.composing.linearised import Linearised, strays
 from sensitivity.composing.network import Knot, Network
 from sensitivity.norms import NORMS
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, gamma
@@ -58,13 +58,15 @@ class Columns:
             self.hulls[j] = self._read(j)
             if j <= self.count:
                 self.written[j] = self._through(j)
+        self._strays = strays(network)
         self._turned: dict[tuple[int, int], sparse.csr_array] = {}
         self._seen: dict[bytes, tuple[float, float]] = {}
 
     def largest(self, s: int) -> float:
         """The largest s-norm of a column of the output; s indexes {1, 2, ∞}.
 
-        Guarantee: at or above the s-norm of every column of every secant matrix of the stored maps.
+        Guarantee: at or above the s-norm of every column of every secant matrix of the true maps: hulls and boxes are
+            those of the stored maps, and `strays` is added to their norms.
         """
         bounds = self._all_norms({})[self.count + 1][s]
         best, done = bounds.copy(), set[int]()
@@ -122,7 +124,7 @@ class Columns:
                 candidates.append(parts)
             hull = self.hulls[j]
             if hull is not None:
-                candidates.append(self._hull_norms(j, column))
+                candidates.append(self._hull_norms(j, hull, column))
             best = [np.minimum.reduce([candidate[s] for candidate in candidates]) for s in range(3)]
             for s in (0, 1):
                 if (j, s) in refined:
@@ -132,15 +134,12 @@ class Columns:
             found[j] = (best[0], best[1], best[2])
         return found
 
-    def _hull_norms(self, j: int, column: int | None) -> Norms:
+    def _hull_norms(self, j: int, hull: Hull, column: int | None) -> Norms:
         if j not in self.norms:
-            hull = self.hulls[j]
-            assert hull is not None
-            self.norms[j] = column_norms(sparse.csr_array(_absolute(hull.middle) + hull.radius), error=0.0)
-        norms = self.norms[j]
-        return norms if column is None else tuple(values[column : column + 1] for values in norms)  # type: ignore[return-value]
+            self.norms[j] = column_norms(sparse.csr_array(_absolute(hull.middle) + hull.radius), error=self._strays[j])
+        return _of_column(self.norms[j], column)
 
-    def _linear_norms(self, j: int, column: int | None) -> Norms | None:
+    def _linear_norms(self, j: int, column: int | None) -> Norms:
         key = -j
         if key not in self.norms:
             through = self.maps.through.get((j, 0))
@@ -153,14 +152,11 @@ class Columns:
                 self.norms[key] = (row[0] * ones, row[1] * ones, row[2] * ones)
             else:
                 self.norms[key] = column_norms(through.map.matrix, error=through.map.error)
-        norms = self.norms[key]
-        return norms if column is None else tuple(values[column : column + 1] for values in norms)  # type: ignore[return-value]
+        return _of_column(self.norms[key], column)
 
     def _transformed(self, j: int, found: dict[int, Norms], column: int | None) -> Norms:
         """‖Ã_{j,0}e_i‖_s + Σ_k min_r N_k[r]·‖Ã_{j,k}diag(h_k)‖_{r→s}."""
-        start = self._linear_norms(j, column)
-        assert start is not None
-        totals = [values.copy() for values in start]
+        totals = [values.copy() for values in self._linear_norms(j, column)]
         for k in range(1, j):
             through = self.maps.through.get((j, k))
             if through is None:
@@ -232,13 +228,11 @@ class Columns:
             if not self.work.spend(cost):
                 return None
             two = inf_to_2_up(G, flops=cost)
-            one = inf_to_1_up(G, flops=cost) if s == 0 else math.inf
-            root = math.sqrt(rows.size) * SAFETY
-            self._seen[key] = (
-                min((one + slack * root) * SAFETY, two * root + slack * root * SAFETY),
-                (two + slack) * SAFETY,
-            )
-        return self._seen[key]
+            self._seen[key] = (inf_to_1_up(G, flops=cost) if s == 0 else math.inf), two
+        one, two = self._seen[key]  # equal boxes may have been rounded differently, so the slack is no part of it
+        slack, size = (slack + self._strays[j]) * SAFETY, self._reads_size(j)
+        two = (two + slack) * SAFETY
+        return min((one + slack * math.sqrt(size)) * SAFETY, two * math.sqrt(size) * SAFETY), two
 
     def _reads_size(self, j: int) -> int:
         return self.network.knots[j - 1].size if j <= self.count else self.network.num_out
@@ -263,16 +257,23 @@ def column_norms(A: sparse.csr_array, *, error: float) -> Norms:
     m, n = A.shape
     magnitudes = np.abs(A.data)
     factor = 1.0 + 4.0 * gamma(m + 4)
-    ones = np.bincount(A.indices, weights=magnitudes, minlength=n) * factor
+    ones: FloatArray = np.bincount(A.indices, weights=magnitudes, minlength=n).astype(np.float64) * factor
     # Scaled so that no square underflows where it counts.
     scale = float(magnitudes.max(initial=0.0)) or 1.0
     squares = np.bincount(A.indices, weights=(magnitudes / scale) ** 2, minlength=n)
-    twos = np.sqrt(squares * factor) * scale * SAFETY
+    twos: FloatArray = np.sqrt(squares * factor).astype(np.float64) * scale * SAFETY
     tops = np.zeros(n)
     np.maximum.at(tops, A.indices, magnitudes)
-    counts = np.sqrt(np.bincount(A.indices, minlength=n).astype(np.float64)) * SAFETY
     tiny = error * SAFETY
-    return ones + counts * tiny, twos + tiny, tops + tiny
+    return ones + math.sqrt(m) * tiny * SAFETY, twos + tiny, tops + tiny
+
+
+def _of_column(norms: Norms, column: int | None) -> Norms:
+    """Norms of one column as arrays of one entry, or those of all."""
+    if column is None:
+        return norms
+    one, two, top = (values[column : column + 1] for values in norms)
+    return one, two, top
 
 
 def _absolute(A: sparse.csr_array) -> sparse.csr_array:

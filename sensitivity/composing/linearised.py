@@ -6,6 +6,7 @@ centre slopes alone: Ã_{j,i} = A_{ji} + Σ_{i<k<j} A_{jk}·diag(c_k)·Ã_{k,i}.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from sensitivity.composing.linear_map import (
 )
 from sensitivity.composing.network import Knot, Network
 from sensitivity.norms import NormTable, added_table, product_table, scaled_table, smaller_table
-from sensitivity.rounding import FloatArray, add_up, mul_up, sqrt_up
+from sensitivity.rounding import add_up, mul_up, sqrt_up
 from sensitivity.spectra.sparse import sparse_table, spectral_flops
 
 
@@ -157,25 +158,30 @@ def _spread(
     return smaller_table(own, bound)
 
 
-def stray(network: Network) -> float:
-    """How far the secant matrix of a network may be from that of its stored matrices, in the 2-norm.
+def strays(network: Network) -> dict[int, float]:
+    """How far what each reader reads may be from what it would read with the stored maps in place of the true ones.
 
-    Guarantee: for every choice of secants D, ‖J(D) − Ĵ(D)‖_F ≤ the result, Ĵ made with the stored matrices and J with
-        the true ones; by induction over the knots with ‖AB − ÂB̂‖ ≤ ‖A − Â‖‖B‖ + ‖Â‖‖B − B̂‖ in Frobenius norms, for
-        which only maps with errors cost anything.
+    Args:
+        network: the head.
+
+    Returns:
+        For each reader (the output is reader len(knots) + 1) a bound on ‖J_j(D) − Ĵ_j(D)‖_F; infinity behind a knot
+        that is no activation.
+
+    Guarantee: holds for every choice of secants D, by induction over the knots with ‖AB − ÂB̂‖ ≤ ‖A − Â‖‖B‖ +
+        ‖Â‖‖B − B̂‖ in Frobenius norms.
     """
     size: dict[int, float] = {0: sqrt_up(float(network.num_in))}
     off: dict[int, float] = {0: 0.0}
-
-    def read(terms: dict[int, LinearMap]) -> tuple[float, float]:
+    found: dict[int, float] = {}
+    reads = [knot.reads for knot in network.knots] + [network.output]
+    for j, terms in enumerate(reads, start=1):
         norms = [(frobenius(A.matrix), A.error, size[i], off[i]) for i, A in terms.items()]
-        total = add_up(*[mul_up(add_up(F, e), b) for F, e, b, _ in norms])
-        moved = add_up(*[add_up(mul_up(e, b), mul_up(F, d)) if d or e else 0.0 for F, e, b, d in norms])
-        return total, moved
-
-    for k, knot in enumerate(network.knots, start=1):
-        total, moved = read(knot.reads)
-        steepest: FloatArray | None = knot.steepest
-        factor = float(steepest.max(initial=0.0)) if steepest is not None else knot.table[1][1]
-        size[k], off[k] = mul_up(factor, total), mul_up(factor, moved)
-    return read(network.output)[1]
+        found[j] = add_up(*[add_up(mul_up(error, own), mul_up(F, moved)) for F, error, own, moved in norms])
+        if j > len(network.knots):
+            break
+        steepest = network.knots[j - 1].steepest
+        factor = math.inf if steepest is None else float(steepest.max(initial=0.0))
+        size[j] = mul_up(factor, add_up(*[mul_up(add_up(F, error), own) for F, error, own, _ in norms]))
+        off[j] = mul_up(factor, found[j]) if steepest is not None else math.inf
+    return found

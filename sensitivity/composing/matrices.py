@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from sensitivity.capturing.recording import Node, Ref, map_leaves
+from sensitivity.capturing.recording import Node, Ref
 from sensitivity.composing.linear_map import LinearMap, TooLargeError, frobenius
 from sensitivity.operators.conv_rules import conv_matrix_of
+from sensitivity.operators.normalisation import BATCH_NORMS
 from sensitivity.operators.operator import weights_as_float64
+from sensitivity.operators.pooling_rules import AVERAGES, average_matrix
 from sensitivity.operators.structure import INDEXING, index_map
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, add_up, mul_up, sqrt_up
-
-MAX_PROBED = 20_000_000  # entries of a dense matrix: 160 MB
 
 
 def matrix_of(node: Node, *, source: Node, max_entries: int) -> LinearMap | None:
@@ -53,7 +53,7 @@ def _entries(node: Node, size_in: int, size_out: int) -> int:
         weight, transposed = node.args[1], node.args[6]
         per_entry = int(weight.numel()) // int(weight.shape[0])
         return (size_in if transposed else size_out) * per_entry
-    if node.op in ("addmm", "mm", "linear", "matmul"):
+    if node.op in ("addmm", "mm", "linear"):
         largest = max(weights, key=lambda tensor: tensor.ndim * 2**40 + tensor.numel())
         inner = int(largest.shape[1 if node.op == "linear" else 0])
         return size_in // inner * largest.numel()
@@ -85,22 +85,9 @@ def _convolution(node: Node, source: Node) -> LinearMap:
 
 
 def _average(node: Node, source: Node) -> LinearMap:
-    """Weights 1/divisor are rounded twice at most."""
-    A = _probed(node, source)
-    return LinearMap(matrix=A, error=mul_up(4.0 * UNIT_ROUNDOFF, frobenius(A)))
-
-
-def _probed(node: Node, source: Node) -> sparse.csr_array:
-    """The matrix of a small linear operator, one unit record at a time: each entry is one weight plus zeros."""
-    size_in, size_out = math.prod(source.shape[1:]), math.prod(node.shape[1:])
-    if size_in * size_out > MAX_PROBED:
-        raise TooLargeError(f"{node.op} on {size_in} entries is too large to probe")
-    units = torch.eye(size_in, dtype=torch.float64).reshape(size_in, *source.shape[1:])
-    args = map_leaves(lambda leaf: units if isinstance(leaf, Ref) else leaf, node.args)
-    kwargs = {name: None if name == "dtype" else value for name, value in node.kwargs.items()}
-    with torch.no_grad():
-        rows = getattr(getattr(torch.ops.aten, node.op), node.overload or "default")(*args, **kwargs)
-    return sparse.csr_array(sparse.csr_array(rows.reshape(size_in, size_out).numpy()).T.tocsr())
+    """Weights 1/divisor, each rounded once."""
+    A = average_matrix(node, source)
+    return LinearMap(matrix=A, error=mul_up(2.0 * UNIT_ROUNDOFF, frobenius(A)))
 
 
 def _batch_norm(node: Node, source: Node) -> LinearMap:
@@ -167,19 +154,10 @@ def _indexing(node: Node, source: Node) -> LinearMap:
 
 
 _BUILDERS: dict[str, Callable[[Node, Node], LinearMap]] = {
-    **dict.fromkeys(("addmm", "mm", "linear", "matmul"), _linear),
+    **dict.fromkeys(("addmm", "mm", "linear"), _linear),
     "convolution": _convolution,
     **dict.fromkeys(("mul", "div"), _scaling),
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d", "mean", "sum"), _average),
-    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _average),
-    **dict.fromkeys(
-        (
-            "native_batch_norm",
-            "cudnn_batch_norm",
-            "miopen_batch_norm",
-            "_native_batch_norm_legit_no_training",
-        ),
-        _batch_norm,
-    ),
+    **dict.fromkeys(AVERAGES, _average),
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
     "neg": _negation,
 }

@@ -96,14 +96,14 @@ class Network:
 
 
 def build_network(
-    recording: Recording, *, tables: dict[int, NormTable], kinds: dict[int, str], slopes: Slopes, work: Work
+    recording: Recording, *, tables: dict[int, NormTable], joint: dict[int, str], slopes: Slopes, work: Work
 ) -> Network:
     """Merge the linear operators of a recording.
 
     Args:
         recording: the head.
         tables: norm table of every operator that is no sum or concatenation, by node, as `norm_dp` found them.
-        kinds: "activation" nodes that consist of several operators, by node, with their name.
+        joint: activations that consist of several operators, by node, with their names.
         slopes: (least, largest) slope per entry, by node, where a box is known; elsewhere the global ones hold.
         work: what merging may cost.
 
@@ -125,7 +125,7 @@ def build_network(
         size = math.prod(node.shape[1:])
         if node.op == INPUT:
             terms[index] = {0: identity(size)}
-        elif index in kinds:
+        elif index in joint:
             data = node.args[0].index
             knots.append(_knot(index, terms[data], size, np.zeros(size), np.ones(size), tables[index]))
             terms[index] = {len(knots): identity(size)}

@@ -20,7 +20,8 @@ from sensitivity.capturing.recording import INPUT, Node, Recording, Ref, place_o
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.norms import NORMS, NormTable, Row, add_rows, change_of_norm, lipschitz_table, norm_index
 from sensitivity.operators.elementwise import constant_multipliers
-from sensitivity.operators.rules import Effort, Operator, operator_of, require_batch_first, require_constant_operand
+from sensitivity.operators.operator import Effort, Operator, require_batch_first, require_constant_operand
+from sensitivity.operators.rules import operator_of
 from sensitivity.rounding import add_up, mul_up, norm2_up
 
 JOINT = ("softsign", "tanhshrink")

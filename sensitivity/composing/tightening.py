@@ -13,12 +13,12 @@ from sensitivity.capturing.recording import Recording
 from sensitivity.composing.boxes import boxes_of, local_slopes
 from sensitivity.composing.columns import Columns
 from sensitivity.composing.linear_map import TooLargeError, Work
-from sensitivity.composing.linearised import Linearised, linearise, stray
+from sensitivity.composing.linearised import Linearised, linearise
 from sensitivity.composing.loop_transform import loop_transformed
 from sensitivity.composing.network import Network, Slopes, build_network, transposed
 from sensitivity.composing.norm_dp import HeadBound
-from sensitivity.norms import change_of_norm, norm_index
-from sensitivity.rounding import FloatArray, add_up, mul_up
+from sensitivity.norms import norm_index
+from sensitivity.rounding import FloatArray, mul_up
 
 LEAST = 1e-50  # smaller bounds are left to `norm_dp`, which is exact where numbers underflow
 BOUNDED = (
@@ -118,16 +118,13 @@ def _candidates(
         return found
     work = Work(flops=flops)
     try:
-        network = build_network(recording, tables=composed.tables, kinds=composed.joint, slopes=slopes, work=work)
+        network = build_network(recording, tables=composed.tables, joint=composed.joint, slopes=slopes, work=work)
         maps = linearise(network, work=Work(flops=work.flops / 2.0), hard=p > q)
         found.append(("loop transform", loop_transformed(network, maps, p=p)[norm_index(q)]))
     except TooLargeError:
         return found
-    off = mul_up(
-        stray(network), mul_up(change_of_norm(p, 2, size=network.num_in), change_of_norm(2, q, size=network.num_out))
-    )
     if p == 1 and network.knots:
-        found.extend(_by_columns("columns", network, q, off, maps_of=lambda: maps, flops=work.flops / 2.0))
+        found.extend(_by_columns("columns", network, q, maps_of=lambda: maps, flops=work.flops / 2.0))
     turned = transposed(network) if q == math.inf and network.knots else None
     if turned is not None:
         spare = Work(flops=work.flops / 8.0)
@@ -136,7 +133,6 @@ def _candidates(
                 "rows",
                 turned,
                 DUAL[p],
-                off,
                 maps_of=lambda: linearise(turned, work=spare, hard=p > q),
                 flops=work.flops / 4.0,
             )
@@ -145,10 +141,10 @@ def _candidates(
 
 
 def _by_columns(
-    name: str, network: Network, q: float, off: float, *, maps_of: Callable[[], Linearised], flops: float
+    name: str, network: Network, q: float, *, maps_of: Callable[[], Linearised], flops: float
 ) -> list[tuple[str, float]]:
     try:
         value = Columns(network, maps_of(), work=Work(flops=flops)).largest(norm_index(q))
     except TooLargeError:
         return []
-    return [(name, add_up(value, off))]
+    return [(name, value)]

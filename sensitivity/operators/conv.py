@@ -73,6 +73,8 @@ def conv_table(
 
     Guarantee: every entry is at or above the norm of the zero-padded operator on this input size.
     """
+    for size, taps in zip((*geometry.size_in, *geometry.size_out), W.shape[2:] * 2, strict=True):
+        _require_room(size, taps)
     W = reached_taps(W, geometry=geometry)
     per_group = np.split(W, geometry.groups, axis=0)
     c_out, c_in = per_group[0].shape[:2]
@@ -321,8 +323,12 @@ def _taps_by_input(geometry: ConvGeometry, axis: int, num_taps: int) -> FloatArr
 
 
 def _empty_hits(size: int, num_taps: int) -> FloatArray:
+    _require_room(size, num_taps)
+    return np.zeros((size, num_taps))
+
+
+def _require_room(size: int, num_taps: int) -> None:
     if size * num_taps > MAX_HITS:
         raise ValueError(
             f"{num_taps} taps on {size} pixels are more than fit into memory here; use a smaller kernel or input"
         )
-    return np.zeros((size, num_taps))

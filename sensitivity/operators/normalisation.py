@@ -14,7 +14,7 @@ from sensitivity.operators.operator import Effort, Operator, Rule, refuse, requi
 from sensitivity.operators.record_norms import Normalised, largest_entry, normalisation_table
 from sensitivity.rounding import FloatArray
 
-_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit_no_training")
+BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit_no_training")
 
 
 def output_range(node: Node, source: Node) -> tuple[FloatArray, FloatArray] | None:
@@ -150,7 +150,7 @@ _FACTS = {
 }
 _SHIFTS = {"native_layer_norm": 3, "rms_norm": 0, "native_group_norm": 2, "instance_norm": 2}  # where β stands
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_BATCH_NORMS, _batch_norm),
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "rms_norm"), _own_statistics),
     "instance_norm": _instance_norm,
 }

@@ -17,28 +17,14 @@ from sensitivity.operators import conv_rules, linear_rules, normalisation, pooli
 from sensitivity.operators.activations import DISCONTINUOUS, activation_slope
 from sensitivity.operators.operator import (
     Effort,
-    NoBoundError,
     Operator,
     Rule,
     refuse,
     require_batch_first,
-    require_constant_operand,
     require_elementwise,
     weights_as_float64,
 )
 from sensitivity.operators.registry import registered_rule
-
-__all__ = [
-    "RULES",
-    "SUPPORTED",
-    "Effort",
-    "NoBoundError",
-    "Operator",
-    "operator_of",
-    "require_batch_first",
-    "require_constant_operand",
-    "weights_as_float64",
-]
 
 SUPPORTED = (
     "Linear, convolutions, ReLU-like activations, pooling, BatchNorm in eval mode and norms over one record, Dropout "

@@ -41,17 +41,13 @@ SPARSE_PRODUCT = 20.0  # a sparse product costs about as much time as so many de
 CALL_FLOPS = 1e6  # the fixed cost of the calls, so that many tiny matrices are counted
 
 
-def singular_value_up(
-    A: sparse.csr_array, *, error: float, flops: float, order: IntArray | None = None
-) -> tuple[float, str] | None:
+def singular_value_up(A: sparse.csr_array, *, error: float, flops: float) -> tuple[float, str] | None:
     """Upper bound on the largest singular value of a sparse matrix that is known up to an error.
 
     Args:
         A: shape (m, n), float64.
         error: bound on the 2-norm of (true matrix − A).
         flops: floating-point operations to spend.
-        order: a permutation of the smaller side (of the rows if m ≤ n) in which its Gram matrix may have a small
-            band, such as pixel by pixel; tried beside the given order and reverse Cuthill–McKee.
 
     Returns:
         The bound, rounded up, and how it was certified; or None if the work or the memory would not suffice.
@@ -91,21 +87,19 @@ def singular_value_up(
     gram_error = mul_up(gamma(int((per_row if m <= n else per_column).max()) + 2), _product_of_sums(scaled))
     gram_error = add_up(gram_error, UNDERFLOW)
     gram = _gram(scaled, use_dense_product)
-    found = _gram_eigenvalue_up(gram, error=gram_error, flops=flops - spent, order=order)
+    found = _gram_eigenvalue_up(gram, error=gram_error, flops=flops - spent)
     if found is None:
         return None
     return add_up(mul_up(sqrt_up(found[0]), scale), error), found[1]
 
 
-def _gram_eigenvalue_up(
-    gram: FloatArray | sparse.csr_array, *, error: float, flops: float, order: IntArray | None
-) -> tuple[float, str] | None:
+def _gram_eigenvalue_up(gram: FloatArray | sparse.csr_array, *, error: float, flops: float) -> tuple[float, str] | None:
     side = gram.shape[0]
     matvec_flops = 2.0 * float(gram.size if isinstance(gram, np.ndarray) else 4 * gram.nnz)
     dense_flops = float(side) ** 3 + 400.0 * float(side) ** 2 if side <= MAX_DENSE_SIDE else math.inf
     band, coordinates = side, None
     if not isinstance(gram, np.ndarray) and gram.nnz <= MAX_GRAM_ENTRIES:
-        coordinates, band = _narrowest(gram, order)
+        coordinates, band = _narrowest(gram)
     banded_flops = 3.0 * side * float(band + 1) ** 2 + 100.0 * matvec_flops
     if coordinates is None or dense_flops <= banded_flops or side <= 64:
         if dense_flops > flops:
@@ -256,13 +250,12 @@ def _gram(A: sparse.csr_array, dense: bool) -> FloatArray | sparse.csr_array:
     return sparse.csr_array(A @ turned if A.shape[0] <= A.shape[1] else turned @ A)
 
 
-def _narrowest(gram: sparse.csr_array, order: IntArray | None) -> tuple[tuple[IntArray, IntArray, FloatArray], int]:
-    """The lower triangle (rows, columns, values) in the order of the smallest bandwidth, and that bandwidth."""
+def _narrowest(gram: sparse.csr_array) -> tuple[tuple[IntArray, IntArray, FloatArray], int]:
+    """The lower triangle (rows, columns, values) in the given or in Cuthill–McKee's order, and the smaller bandwidth."""
     side = gram.shape[0]
     rows = np.repeat(np.arange(side), np.diff(gram.indptr))
     columns = gram.indices.astype(np.int64)
-    orders = [np.arange(side)] if order is None else [np.arange(side), np.asarray(order)]
-    orders.append(reverse_cuthill_mckee(gram, symmetric_mode=True).astype(np.int64))
+    orders = [np.arange(side), reverse_cuthill_mckee(gram, symmetric_mode=True).astype(np.int64)]
     best, band = orders[0], side + 1
     for candidate in orders:
         place = np.empty(side, dtype=np.int64)

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sensitivity.operators.linear import matrix_sums
 from sensitivity.rounding import FloatArray, add_up, gamma, inflate, mul_up, require_bound, scale_to_unit, sqrt_up
@@ -33,19 +31,6 @@ MAX_STEPS = 40
 LEAST_STEPS = 6
 SPREAD = 2.0**-30  # scales d below this share of the largest are raised to it: any positive ones certify
 UNDERFLOW = 2.0**-700
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaled:
-    """A bound and the scales that gave it.
-
-    Attributes:
-        value: the bound, rounded up.
-        d: one positive number per column of W; pass it on to start from there next time.
-    """
-
-    value: float
-    d: FloatArray
 
 
 def inf_to_2_up(W: FloatArray, *, flops: float) -> float:
@@ -69,7 +54,27 @@ def inf_to_2_up(W: FloatArray, *, flops: float) -> float:
         >>> round(inf_to_2_up(np.array([[1.0, 1.0], [1.0, -1.0]]), flops=1e6), 9)  # the entrywise bound is 2.83
         2.0
     """
-    return inf_to_2_scaled(W, flops=flops).value
+    entrywise = matrix_sums(W).rows_l1_l2
+    A, scale = _nonzero_part(W)
+    if A.size == 0:
+        return 0.0
+    smaller, larger = sorted(A.shape)
+    rank = _rank(A.shape[1])
+    tall = A.shape[1] <= A.shape[0]
+    per_step = 2.0 * rank * (A.shape[1] ** 2 if tall else 2 * A.size)
+    setup = 2.0 * A.size * A.shape[1] if tall else 0.0
+    steps = _affordable(flops, fixed=setup + _certificate_flops(smaller, larger), per_step=per_step)
+    if steps is None:
+        return entrywise
+    gram = A.T @ A if tall else None
+
+    def product(V: FloatArray) -> FloatArray:
+        made: FloatArray = gram @ V if gram is not None else A.T @ (A @ V)
+        return made
+
+    c = _scales(_ascend(product, _directions(A.shape[1], rank), num_steps=steps))
+    value = mul_up(mul_up(_length_of_inverse(c), _scaled_norm(A, np.ones(A.shape[0]), c)), scale)
+    return require_bound(min(value, entrywise), what="the ∞→2 norm")
 
 
 def two_to_1_up(W: FloatArray, *, flops: float) -> float:
@@ -96,74 +101,6 @@ def two_to_1_up(W: FloatArray, *, flops: float) -> float:
     return inf_to_2_up(np.asarray(W).T, flops=flops)
 
 
-def inf_to_2_scaled(W: FloatArray, *, flops: float, d_start: FloatArray | None = None) -> Scaled:
-    """`inf_to_2_up` together with the scales found, which may start the next search.
-
-    Args:
-        W: float64, shape (m, n).
-        flops: floating-point operations to spend.
-        d_start: positive, shape (n,): `d` of a similar matrix, or None.
-
-    Returns:
-        The bound and its d; with d_start, at most the bound that d_start itself gives.
-
-    Raises:
-        ValueError: as `inf_to_2_up`, and for a d_start of another shape or with entries that are not positive and
-            finite.
-
-    Guarantee: value ≥ ‖W‖_{∞→2}, whatever d_start is.
-
-    Example:
-        >>> W = np.array([[1.0, 1.0], [1.0, -1.0]])
-        >>> found = inf_to_2_scaled(W, flops=1e6)
-        >>> inf_to_2_scaled(W, flops=1e6, d_start=found.d).value <= found.value * (1 + 1e-12)
-        True
-    """
-    entrywise = matrix_sums(W).rows_l1_l2
-    n = W.shape[1]
-    if d_start is not None and not (d_start.shape == (n,) and bool(((d_start > 0.0) & (d_start < math.inf)).all())):
-        raise ValueError(f"d_start of shape {d_start.shape} does not suit {n} columns: it must be positive and finite")
-    full_d = np.ones(n) if d_start is None else d_start
-    A, scale, columns = _nonzero_part(W)
-    if A.size == 0:
-        return Scaled(value=0.0, d=full_d)
-    smaller, larger = sorted(A.shape)
-    rank = _rank(A.shape[1])
-    tall = A.shape[1] <= A.shape[0]
-    per_step = 2.0 * rank * (A.shape[1] ** 2 if tall else 2 * A.size)
-    one = _certificate_flops(smaller, larger)
-    setup = 2.0 * A.size * A.shape[1] if tall else 0.0
-    steps = _affordable(flops, fixed=setup + one * (1 if d_start is None else 2), per_step=per_step)
-    if steps is None and (d_start is None or one > flops):
-        return Scaled(value=entrywise, d=full_d)
-
-    candidates = [] if d_start is None else [d_start[columns]]
-    if steps is not None:
-        gram = A.T @ A if tall else None
-
-        def product(V: FloatArray) -> FloatArray:
-            made: FloatArray = gram @ V if gram is not None else A.T @ (A @ V)
-            return made
-
-        start = _directions(A.shape[1], rank)
-        if d_start is not None:
-            for _ in range(4):  # towards the span of V at the optimum for d_start
-                start = product(start) / d_start[columns, None]
-                start /= np.abs(start).max() or 1.0
-            start = _unit_rows(start)[0]
-        candidates.append(_ascend(product, start, num_steps=steps))
-    best = Scaled(value=entrywise, d=full_d)
-    for d in candidates:
-        c = _scales(d)
-        value = mul_up(mul_up(_length_of_inverse(c), _scaled_norm(A, np.ones(A.shape[0]), c)), scale)
-        if value < best.value:
-            floored = 1.0 / (c * c)
-            widened = np.full(n, floored.min())
-            widened[columns] = floored
-            best = Scaled(value=value, d=widened)
-    return Scaled(value=require_bound(best.value, what="the ∞→2 norm"), d=best.d)
-
-
 def inf_to_1_up(W: FloatArray, *, flops: float) -> float:
     """Upper bound on the largest ‖Wx‖₁ over |x_j| ≤ 1.
 
@@ -186,7 +123,7 @@ def inf_to_1_up(W: FloatArray, *, flops: float) -> float:
         2.828427125
     """
     entrywise = matrix_sums(W).total_l1
-    A, scale, _ = _nonzero_part(W)
+    A, scale = _nonzero_part(W)
     if A.size == 0:
         return 0.0
     smaller, larger = sorted(A.shape)
@@ -208,12 +145,12 @@ def inf_to_1_up(W: FloatArray, *, flops: float) -> float:
     return require_bound(min(value, entrywise), what="the ∞→1 norm")
 
 
-def _nonzero_part(W: FloatArray) -> tuple[FloatArray, float, NDArray[np.intp]]:
-    """W without zero rows and columns, scaled to unit size; the scale; the columns kept."""
+def _nonzero_part(W: FloatArray) -> tuple[FloatArray, float]:
+    """W without zero rows and columns, scaled to unit size, and the scale."""
     scaled, scale = scale_to_unit(np.asarray(W, dtype=np.float64))
     rows, columns = np.flatnonzero(scaled.any(axis=1)), np.flatnonzero(scaled.any(axis=0))
     kept = scaled if rows.size == W.shape[0] and columns.size == W.shape[1] else scaled[np.ix_(rows, columns)]
-    return kept, scale, columns
+    return kept, scale
 
 
 def _certificate_flops(smaller: int, larger: int) -> float:

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from sensitivity import UnsupportedModuleError, certify
 from sensitivity.capturing.capture import record
 from sensitivity.composing.norm_dp import compose
-from sensitivity.operators.rules import Effort
+from sensitivity.operators.operator import Effort
 
 
 class Function(nn.Module):

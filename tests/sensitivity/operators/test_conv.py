@@ -10,7 +10,8 @@ from sensitivity import operator_norm
 from sensitivity.capturing.capture import record
 from sensitivity.norms import NORMS
 from sensitivity.operators.conv import ConvGeometry, conv_matrix
-from sensitivity.operators.rules import Effort, operator_of
+from sensitivity.operators.operator import Effort
+from sensitivity.operators.rules import operator_of
 
 SYMBOL_ONLY = Effort(dense_entries=0, symbol_flops=2e8)
 DENSE = Effort(dense_entries=10**7, symbol_flops=2e8)
