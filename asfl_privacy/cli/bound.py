@@ -71,6 +71,8 @@ def bound(
     if not (math.isfinite(budget) and budget > 0.0):
         raise ValueError(f"budget {budget} must be a positive number of seconds; give for example 10")
     input_box = None if box is None else _box(box)
+    if all_norms and method == "product":
+        raise ValueError("method 'product' needs p = q, and --all-norms asks for all nine; use auto or fast")
     if all_norms and input_box is not None:
         raise ValueError(f"box {box} has no effect with --all-norms; leave one of them out")
     subject = find_subject(

@@ -140,7 +140,7 @@ def _made(factory: Any, name: str, seed: int, **keywords: Any) -> nn.Module:  # 
         try:
             made = factory(**keywords)
         except (Exception, SystemExit) as error:  # the user's factory may fail in any way; the line says how
-            if name in NETS:
+            if name in NETS and isinstance(error, ValueError):
                 raise
             shown = (str(error).splitlines() or [""])[0]
             raise ValueError(
@@ -160,10 +160,12 @@ def _chain(model: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[str, nn.Modu
     """
     if type(model) is nn.Sequential:
         return tuple((name, child) for name, child in model._modules.items() if child is not None)
-    calls: list[tuple[str, object, object]] = []
+    calls: list[tuple[str, object, int, object, int]] = []  # what it read and gave, each with the writes to it so far
     hooks = [
         child.register_forward_hook(
-            lambda _, given, gives, name=name: calls.append((name, given[0] if len(given) == 1 else None, gives))
+            lambda _, given, gives, name=name: calls.append(
+                (name, given[0] if len(given) == 1 else None, _writes(*given[:1]), gives, _writes(gives))
+            )
         )
         for name, child in model.named_children()
     ]
@@ -172,7 +174,7 @@ def _chain(model: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[str, nn.Modu
     try:
         with torch.no_grad():
             model.eval()(record)
-    except Exception:  # certify says in one line what does not run
+    except (Exception, SystemExit):  # certify says in one line what does not run
         return ()
     finally:
         for hook in hooks:
@@ -180,11 +182,17 @@ def _chain(model: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[str, nn.Modu
         for module, training in modes.items():
             module.training = training
     found: list[tuple[str, nn.Module]] = []
-    value: object = record
-    for name, given, gives in calls:
-        called_once = sum(name == other for other, _, _ in calls) == 1
-        if given is not value or not called_once or not isinstance(gives, Tensor):
+    names = [name for name, *_ in calls]
+    value, writes = record, 0  # a value written to since is not what the one before returned
+    for name, given, given_writes, gives, gives_writes in calls:
+        is_next = given is value and given_writes == writes and names.count(name) == 1
+        if not is_next or not isinstance(gives, Tensor):
             break
         found.append((name, model.get_submodule(name)))
-        value = gives
+        value, writes = gives, gives_writes
     return tuple(found)
+
+
+def _writes(value: object = None) -> int:
+    """How often a tensor was written to in place."""
+    return value._version if isinstance(value, Tensor) else 0

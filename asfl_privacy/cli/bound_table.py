@@ -58,10 +58,9 @@ def norm_rows(subject: Subject, names: Sequence[str], *, method: str, budget_s: 
         try:
             _, head = subject.head(name or "auto")
             for p, q in _ARROWS:
-                chosen = "auto" if method == "product" and p != q else method
                 with torch.no_grad():
                     certificate = sensitivity.certify(
-                        head, p=NORMS[p], q=NORMS[q], input_shape=subject.input_shape, method=chosen, budget_s=budget_s
+                        head, p=NORMS[p], q=NORMS[q], input_shape=subject.input_shape, method=method, budget_s=budget_s
                     )
                 norms[f"{p},{q}"] = certificate.value
         except ValueError as error:

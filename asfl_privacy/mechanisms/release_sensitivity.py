@@ -17,6 +17,8 @@ from asfl_privacy.mechanisms.clipping import clip_lipschitz
 from asfl_privacy.mechanisms.guards import check_clip, make_input_box, make_input_shape
 from sensitivity import Certificate
 
+BUDGET_S = 0.1  # for each certificate: heads change every round
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseSensitivity:
@@ -33,6 +35,9 @@ class ReleaseSensitivity:
     whole_record: float
     certificate: Certificate | None
     formula: str
+
+
+BUDGET_S = 0.1  # for each certificate: heads change every round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +180,7 @@ def _transfers(
     num_out = _num_outputs(prefix, input_shape) if q == 1.0 else 1
     return [
         _Transfer(
-            certificate=sensitivity.certify(prefix, p=p_known, q=q_known, input_shape=input_shape, method="fast"),
+            certificate=sensitivity.certify(prefix, p=p_known, q=q_known, input_shape=input_shape, budget_s=BUDGET_S),
             in_factor=norm_growth(num_in, source=p, target=p_known),
             out_factor=norm_growth(num_out, source=q_known, target=q),
             diameter=diameter(p_known),

@@ -45,6 +45,26 @@ class Shuffled(nn.Module):
 
 shuffled = Shuffled
 
+class Rescaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.second = nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        x.mul_(10.0)
+        return self.second(x)
+
+rescaled = Rescaled
+
+class Leaves(nn.Module):
+    def forward(self, x):
+        raise SystemExit(3)
+
+def leaves():
+    return Leaves()
+
 def jump():
     return nn.Sequential(nn.Linear(4, 4), nn.Threshold(0.1, 20.0))
 
@@ -250,3 +270,24 @@ def test_bad_input_is_one_line_and_exit_2(capsys, arguments, match):
     assert (code, out) == (2, "")
     assert len(errors) == 1, errors
     assert match in errors[0]
+
+
+def test_a_value_written_to_between_two_children_ends_the_chain(capsys):
+    """A head that ended at the second child would leave out the factor of ten between them."""
+    code, _, errors = call(capsys, "--model", "bound_models:rescaled", "--input-shape", "4", "--until", "second", *FAST)
+    assert code == 2
+    assert "use one of first" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "small-cnn", "--input-shape", "1,999999,999999"], "the factory failed"),
+        (["--model", "bound_models:leaves", "--input-shape", "4"], "SystemExit"),
+        (["--all-norms", "--method", "product"], "needs p = q"),
+    ],
+)
+def test_networks_that_cannot_be_and_methods_that_do_not_fit_are_one_line(capsys, arguments, words):
+    code, out, errors = call(capsys, *arguments, "--no-search")
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert words in errors[0]
