@@ -6,7 +6,6 @@ centre slopes alone: Ã_{j,i} = A_{ji} + Σ_{i<k<j} A_{jk}·diag(c_k)·Ã_{k,i}.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -181,7 +180,7 @@ def strays(network: Network) -> dict[int, float]:
         if j > len(network.knots):
             break
         steepest = network.knots[j - 1].steepest
-        factor = math.inf if steepest is None else float(steepest.max(initial=0.0))
+        factor = network.knots[j - 1].table[1][1] if steepest is None else float(steepest.max(initial=0.0))
         size[j] = mul_up(factor, add_up(*[mul_up(add_up(F, error), own) for F, error, own, _ in norms]))
-        off[j] = mul_up(factor, found[j]) if steepest is not None else math.inf
+        off[j] = mul_up(factor, found[j])
     return found

@@ -32,6 +32,7 @@ from sensitivity.composing.linear_map import (
 from sensitivity.composing.matrices import matrix_of
 from sensitivity.norms import NormTable
 from sensitivity.operators.elementwise import constant_multipliers
+from sensitivity.operators.pooling_rules import MAXIMA, maximum_pattern
 from sensitivity.operators.slopes import slope_range
 from sensitivity.rounding import FloatArray
 
@@ -50,6 +51,9 @@ class Knot:
         low: least slope per entry, or None if it is no activation.
         high: largest slope per entry, or None.
         table: its norm table.
+        windows: ones where an output is the largest (or least) of some entries, or None.
+        shape_read: of what it reads, per record.
+        shape_written: of what it writes.
     """
 
     index: int
@@ -58,6 +62,9 @@ class Knot:
     low: FloatArray | None
     high: FloatArray | None
     table: NormTable
+    shape_read: tuple[int, ...]
+    shape_written: tuple[int, ...]
+    windows: sparse.csr_array | None = None
 
     @property
     def centre(self) -> FloatArray | None:
@@ -87,12 +94,16 @@ class Network:
         num_out: entries of one output.
         knots: in order; knot k is knots[k − 1] and reads sources below k.
         output: source → map.
+        shape_in: of one input.
+        shape_out: of one output.
     """
 
     num_in: int
     num_out: int
     knots: tuple[Knot, ...]
     output: dict[int, LinearMap]
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
 
 
 def build_network(
@@ -127,7 +138,19 @@ def build_network(
             terms[index] = {0: identity(size)}
         elif index in joint:
             data = node.args[0].index
-            knots.append(_knot(index, terms[data], size, np.zeros(size), np.ones(size), tables[index]))
+            shape = node.shape[1:]
+            knots.append(
+                Knot(
+                    index=index,
+                    reads=terms[data],
+                    size=size,
+                    low=np.zeros(size),
+                    high=np.ones(size),
+                    table=tables[index],
+                    shape_read=shape,
+                    shape_written=shape,
+                )
+            )
             terms[index] = {len(knots): identity(size)}
         elif node.op in ("add", "sub", "rsub"):
             terms[index] = _summed(node, terms, work)
@@ -143,9 +166,7 @@ def build_network(
                 operator = replace(matrix, table=tables[index], is_product=False)
                 terms[index] = {i: merged(operator, A, work=work) for i, A in read.items()}
             else:
-                low, high = slopes.get(index) or _global_slopes(node, source) or (None, None)
-                source_size = math.prod(source.shape[1:])
-                knots.append(_knot(index, read, source_size, low, high, tables[index]))
+                knots.append(_knot(index, node, source, read, slopes=slopes, table=tables[index]))
                 terms[index] = {len(knots): identity(size)}
     return _pruned(
         Network(
@@ -153,6 +174,8 @@ def build_network(
             num_out=math.prod(nodes[recording.output].shape[1:]),
             knots=tuple(knots),
             output=terms[recording.output],
+            shape_in=nodes[0].shape[1:],
+            shape_out=nodes[recording.output].shape[1:],
         )
     )
 
@@ -172,30 +195,40 @@ def transposed(network: Network) -> Network | None:
     for i, A in network.output.items():
         readers[i][0] = transpose(A)
     knots = tuple(
-        Knot(
-            index=knot.index,
+        replace(
+            knot,
             reads=dict(sorted(readers[k].items())),
-            size=knot.size,
-            low=knot.low,
-            high=knot.high,
-            table=knot.table,
+            shape_read=knot.shape_written,
+            shape_written=knot.shape_read,
         )
         for k, knot in reversed(list(enumerate(network.knots, start=1)))
     )
-    return Network(num_in=network.num_out, num_out=network.num_in, knots=knots, output=dict(sorted(readers[0].items())))
+    return Network(
+        num_in=network.num_out,
+        num_out=network.num_in,
+        knots=knots,
+        output=dict(sorted(readers[0].items())),
+        shape_in=network.shape_out,
+        shape_out=network.shape_in,
+    )
 
 
 def _knot(
-    index: int,
-    reads: dict[int, LinearMap],
-    size: int,
-    low: FloatArray | None,
-    high: FloatArray | None,
-    table: NormTable,
+    index: int, node: Node, source: Node, read: dict[int, LinearMap], *, slopes: Slopes, table: NormTable
 ) -> Knot:
-    full_low = None if low is None else np.broadcast_to(low, (size,)).copy()
-    full_high = None if high is None else np.broadcast_to(high, (size,)).copy()
-    return Knot(index=index, reads=reads, size=size, low=full_low, high=full_high, table=table)
+    size = math.prod(source.shape[1:])
+    low, high = slopes.get(index) or _global_slopes(node, source) or (None, None)
+    return Knot(
+        index=index,
+        reads=read,
+        size=size,
+        low=None if low is None else np.broadcast_to(low, (size,)).copy(),
+        high=None if high is None else np.broadcast_to(high, (size,)).copy(),
+        table=table,
+        shape_read=source.shape[1:],
+        shape_written=node.shape[1:],
+        windows=maximum_pattern(node, source) if node.op in MAXIMA else None,
+    )
 
 
 def _global_slopes(node: Node, source: Node) -> tuple[FloatArray, FloatArray] | None:
@@ -273,19 +306,5 @@ def _pruned(network: Network) -> Network:
     def renumbered(reads: dict[int, LinearMap]) -> dict[int, LinearMap]:
         return {new_number[i]: A for i, A in reads.items()}
 
-    knots = []
-    for k in kept:
-        old = network.knots[k - 1]
-        knots.append(
-            Knot(
-                index=old.index,
-                reads=renumbered(old.reads),
-                size=old.size,
-                low=old.low,
-                high=old.high,
-                table=old.table,
-            )
-        )
-    return Network(
-        num_in=network.num_in, num_out=network.num_out, knots=tuple(knots), output=renumbered(network.output)
-    )
+    knots = tuple(replace(network.knots[k - 1], reads=renumbered(network.knots[k - 1].reads)) for k in kept)
+    return replace(network, knots=knots, output=renumbered(network.output))

@@ -1,9 +1,8 @@
-"""The best of all methods for one head: norms composed, loop transformation, columns or rows, and the output's diameter."""
+"""The best of all methods for one head: norms composed, loop transformation, columns or rows, relaxation, diameter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from sensitivity.composing.linearised import Linearised, linearise
 from sensitivity.composing.loop_transform import loop_transformed
 from sensitivity.composing.network import Network, Slopes, build_network, transposed
 from sensitivity.composing.norm_dp import HeadBound
+from sensitivity.composing.relaxed import relaxed
 from sensitivity.norms import norm_index
 from sensitivity.rounding import FloatArray, mul_up
 
@@ -113,38 +113,43 @@ def vector_norm_up(values: FloatArray, q: float) -> float:
 def _candidates(
     recording: Recording, composed: HeadBound, slopes: Slopes, *, p: float, q: float, flops: float
 ) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
     if flops <= 0.0:
-        return found
+        return []
     work = Work(flops=flops)
     try:
         network = build_network(recording, tables=composed.tables, joint=composed.joint, slopes=slopes, work=work)
-        maps = linearise(network, work=Work(flops=work.flops / 2.0), hard=p > q)
-        found.append(("loop transform", loop_transformed(network, maps, p=p)[norm_index(q)]))
+        maps = linearise(network, work=Work(flops=work.flops / 4.0), hard=p > q)
     except TooLargeError:
+        return []
+    expanded = loop_transformed(network, maps, p=p)[norm_index(q)]
+    found = [("loop transform", expanded)]
+    if not network.knots:
         return found
-    if p == 1 and network.knots:
-        found.extend(_by_columns("columns", network, q, maps_of=lambda: maps, flops=work.flops / 2.0))
-    turned = transposed(network) if q == math.inf and network.knots else None
+    known = min(expanded, composed.value)
+    if p == 1.0:
+        found += _by_columns("columns", network, maps, q=q, known=known, work=Work(flops=work.flops / 2.0))
+    elif q != math.inf:
+        found += _relaxed(network, p=p, q=q, bounds=None, work=work)
+    turned = transposed(network) if q == math.inf else None
     if turned is not None:
-        spare = Work(flops=work.flops / 8.0)
-        found.extend(
-            _by_columns(
-                "rows",
-                turned,
-                DUAL[p],
-                maps_of=lambda: linearise(turned, work=spare, hard=p > q),
-                flops=work.flops / 4.0,
-            )
-        )
+        turned_maps = linearise(turned, work=Work(flops=work.flops / 8.0), hard=p > q)
+        found += _by_columns("rows", turned, turned_maps, q=DUAL[p], known=known, work=Work(flops=work.flops / 2.0))
     return found
 
 
 def _by_columns(
-    name: str, network: Network, q: float, *, maps_of: Callable[[], Linearised], flops: float
+    name: str, network: Network, maps: Linearised, *, q: float, known: float, work: Work
 ) -> list[tuple[str, float]]:
+    """Bounds column by column, by hulls and by relaxation."""
+    bounds, found = np.full(network.num_in, known), list[tuple[str, float]]()
     try:
-        value = Columns(network, maps_of(), work=Work(flops=flops)).largest(norm_index(q))
+        bounds = np.minimum(bounds, Columns(network, maps, work=work).bounds(norm_index(q)))
+        found.append((name, float(bounds.max())))
     except TooLargeError:
-        return []
-    return [(name, value)]
+        pass
+    return found + (_relaxed(network, p=1.0, q=q, bounds=bounds, work=work) if q != math.inf else [])
+
+
+def _relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, work: Work) -> list[tuple[str, float]]:
+    value = relaxed(network, p=p, q=q, bounds=bounds, work=work)
+    return [] if value is None else [("semidefinite", value)]

@@ -255,6 +255,21 @@ def windows_over_a_pixel(size_in: int, size_out: int, *, kernel: int, stride: in
     return int(counts.max())
 
 
+def window_pattern(
+    size_in: int, size_out: int, *, kernel: int, stride: int, padding: int, dilation: int
+) -> sparse.csr_array:
+    """Ones where a max-pooling window along one axis reads a real pixel, shape (windows, pixels).
+
+    Example:
+        >>> window_pattern(3, 2, kernel=2, stride=2, padding=1, dilation=1).toarray()
+        array([[1., 0., 0.],
+               [0., 1., 1.]])
+    """
+    pixels = (np.arange(size_out) * stride - padding)[:, None] + dilation * np.arange(kernel)
+    rows, taps = np.nonzero((pixels >= 0) & (pixels < size_in))
+    return sparse.csr_array((np.ones(rows.size), (rows, pixels[rows, taps])), shape=(size_out, size_in))
+
+
 def reads_padding_alone(size_in: int, size_out: int, *, kernel: int, stride: int, padding: int, dilation: int) -> bool:
     """Whether some max-pooling window along one axis reads no real pixel.
 

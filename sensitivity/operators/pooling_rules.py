@@ -12,6 +12,7 @@ from scipy import sparse
 from sensitivity.capturing.recording import Node
 from sensitivity.operators.operator import Effort, Operator, Rule, refuse, require_data_first
 from sensitivity.operators.pooling import (
+    IntArray,
     Windows,
     adaptive_windows,
     average_pool_matrix,
@@ -21,6 +22,7 @@ from sensitivity.operators.pooling import (
     max_table,
     reads_padding_alone,
     reduction_table,
+    window_pattern,
     windows_over_a_pixel,
 )
 from sensitivity.rounding import div_up
@@ -38,6 +40,7 @@ _ADAPTIVE_MAXIMA = {"adaptive_max_pool1d": 1, "adaptive_max_pool2d": 2, "adaptiv
 _REDUCTIONS = ("mean", "sum")
 _EXTREMES = ("amax", "amin", "max", "min")
 AVERAGES = frozenset((*_AVERAGE_POOLS, *_ADAPTIVE_AVERAGES, *_REDUCTIONS))  # operators that `average_matrix` knows
+MAXIMA = frozenset((*_MAX_POOLS, *_ADAPTIVE_MAXIMA, *_EXTREMES))  # operators that `maximum_pattern` knows
 
 
 def average_matrix(node: Node, source: Node) -> sparse.csr_array:
@@ -65,50 +68,63 @@ def average_matrix(node: Node, source: Node) -> sparse.csr_array:
                [0., 0., 1., 0., 0., 1.]])
     """
     if node.op in _REDUCTIONS:
-        dims = _reduced_dims(node, source)
-        axes = [dim % len(source.shape) - 1 for dim in dims]
-        record = source.shape[1:]
-        positions = np.arange(math.prod(record)).reshape(record)
-        kept = [axis for axis in range(len(record)) if axis not in axes]
-        num_out = math.prod(record[axis] for axis in kept)
-        columns = positions.transpose([*kept, *axes]).reshape(num_out, -1)
-        weight = 1.0 / columns.shape[1] if node.op == "mean" else 1.0
-        starts = np.arange(num_out + 1) * columns.shape[1]
-        return sparse.csr_array(
-            (np.full(columns.size, weight), columns.reshape(-1), starts), shape=(num_out, positions.size)
-        )
+        columns = _reduced_entries(node, source)
+        return _rows_of(columns, weight=1.0 / columns.shape[1] if node.op == "mean" else 1.0, source=source)
     return average_pool_matrix(*_average_axes(node, source), channels=source.shape[1])
+
+
+def maximum_pattern(node: Node, source: Node) -> sparse.csr_array:
+    """Which entries each largest or least value is taken over.
+
+    Args:
+        node: an operator of `MAXIMA`.
+        source: the node whose value it reads, batch first.
+
+    Returns:
+        Ones, shape (outputs, inputs) of one record, both in flat order; padding is no entry.
+
+    Raises:
+        NoBoundError: where the operator's rule would raise it.
+
+    Example:
+        >>> source = Node(op="input", shape=(13, 1, 3))
+        >>> node = Node(op="max_pool1d", args=(None, [2], [1]), shape=(13, 1, 2))
+        >>> maximum_pattern(node, source).toarray()
+        array([[1., 1., 0.],
+               [0., 1., 1.]])
+    """
+    if node.op in _EXTREMES:
+        return _rows_of(_reduced_entries(node, source), weight=1.0, source=source)
+    if node.op in _ADAPTIVE_MAXIMA:
+        sizes = _pixels(source, dims=_ADAPTIVE_MAXIMA[node.op])
+        patterns = [adaptive_windows(n, m).pattern() for n, m in zip(sizes, node.shape[2:], strict=True)]
+    else:
+        patterns = [window_pattern(*sizes, **window) for sizes, window in _max_windows(node, source)]
+    pattern = sparse.csr_array(sparse.eye_array(source.shape[1]))
+    for axis in patterns:
+        pattern = sparse.csr_array(sparse.kron(pattern, axis, format="csr"))
+    return pattern
+
+
+def _max_windows(node: Node, source: Node) -> list[tuple[tuple[int, int], dict[str, int]]]:
+    """Sizes (before, after) and window of every axis of a max pool."""
+    sizes = _pixels(source, dims=_MAX_POOLS[node.op])
+    kernel, stride, padding, dilation = _options(node, kernel=None, stride=[], padding=0, dilation=1)
+    window = _sizes(kernel, len(sizes))
+    options = (window, *(_sizes(values, len(sizes)) for values in (stride or window, padding, dilation)))
+    names = ("kernel", "stride", "padding", "dilation")
+    return [
+        ((size, node.shape[2 + axis]), dict(zip(names, (values[axis] for values in options), strict=True)))
+        for axis, size in enumerate(sizes)
+    ]
 
 
 def _max_pool(node: Node, source: Node, effort: Effort) -> Operator:
     require_data_first(node)
-    sizes = _pixels(source, dims=_MAX_POOLS[node.op])
-    kernel, stride, padding, dilation = _options(node, kernel=None, stride=[], padding=0, dilation=1)
-    num_axes = len(sizes)
-    window = _sizes(kernel, num_axes)
-    step, pad, spread = _sizes(stride or window, num_axes), _sizes(padding, num_axes), _sizes(dilation, num_axes)
-    for axis in range(num_axes):
-        if reads_padding_alone(
-            sizes[axis],
-            node.shape[2 + axis],
-            kernel=window[axis],
-            stride=step[axis],
-            padding=pad[axis],
-            dilation=spread[axis],
-        ):
-            refuse("a window of it sees padding alone, whose largest value is −∞", "use less padding or dilation")
-    windows = math.prod(
-        windows_over_a_pixel(
-            sizes[axis],
-            node.shape[2 + axis],
-            kernel=window[axis],
-            stride=step[axis],
-            padding=pad[axis],
-            dilation=spread[axis],
-        )
-        for axis in range(num_axes)
-    )
-    return _maximum(windows, node, source)
+    axes = _max_windows(node, source)
+    if any(reads_padding_alone(*sizes, **window) for sizes, window in axes):
+        refuse("a window of it sees padding alone, whose largest value is −∞", "use less padding or dilation")
+    return _maximum(math.prod(windows_over_a_pixel(*sizes, **window) for sizes, window in axes), node, source)
 
 
 def _adaptive_max_pool(node: Node, source: Node, effort: Effort) -> Operator:
@@ -180,6 +196,25 @@ def _reduced_dims(node: Node, source: Node) -> list[int]:
     if not listed or any(dim % len(source.shape) == 0 for dim in listed):
         refuse("it reduces over the batch, so records mix", "name the dimensions to reduce, without the first")
     return listed
+
+
+def _reduced_entries(node: Node, source: Node) -> IntArray:
+    """Entries that each output of a reduction reads, shape (outputs, entries)."""
+    axes = [dim % len(source.shape) - 1 for dim in _reduced_dims(node, source)]
+    record = source.shape[1:]
+    positions = np.arange(math.prod(record)).reshape(record)
+    kept = [axis for axis in range(len(record)) if axis not in axes]
+    entries: IntArray = positions.transpose([*kept, *axes]).reshape(math.prod(record[axis] for axis in kept), -1)
+    return entries
+
+
+def _rows_of(columns: IntArray, *, weight: float, source: Node) -> sparse.csr_array:
+    """One weight at the given columns of every row."""
+    num_out, length = columns.shape
+    return sparse.csr_array(
+        (np.full(columns.size, weight), columns.reshape(-1), np.arange(num_out + 1) * length),
+        shape=(num_out, math.prod(source.shape[1:])),
+    )
 
 
 def _pixels(source: Node, *, dims: int) -> tuple[int, ...]:

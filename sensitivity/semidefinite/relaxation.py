@@ -1,0 +1,99 @@
+"""Semidefinite bounds on a program: all unit vectors for p = 1, the whole ball for p = 2 and ∞."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sensitivity.rounding import FloatArray
+from sensitivity.semidefinite.constraints import IntArray
+from sensitivity.semidefinite.footprints import Footprint, Grids, Reach, leaders
+from sensitivity.semidefinite.lifting import BALL_STEPS, STEPS, lifting_flops, multipliers
+from sensitivity.semidefinite.program import Program, restricted
+from sensitivity.semidefinite.response import MAX_SIDE, columns_up, norm_up, response_flops
+
+ATTEMPTS = 2.0  # factorisations that one bound takes, as a rule
+Spend = Callable[[float], bool]
+
+
+def ball_up(program: Program, *, p: float, q: float, spend: Spend) -> float | None:
+    """A bound on the largest ‖y‖_q over ‖x‖_p ≤ 1.
+
+    Args:
+        program: the program.
+        p: 2 or infinity.
+        q: 1 or 2.
+        spend: takes work if it is left, and says whether it was.
+
+    Returns:
+        The bound, rounded up, or None if it does not fit.
+
+    Guarantee: at or above the largest ‖y‖_q.
+    """
+    cost = lifting_flops(program, steps=BALL_STEPS) + ATTEMPTS * response_flops(program)
+    if sum(program.sizes) > MAX_SIDE or not spend(cost):
+        return None
+    return norm_up(program, multipliers(program, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
+
+
+def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Grids | None, spend: Spend) -> float:
+    """A bound on the largest ‖y‖_q over unit vectors x.
+
+    Args:
+        program: the program, its matrices sparse.
+        q: 1 or 2.
+        bounds: what is known of each unit vector, shape (num_in,).
+        grids: shapes of the program's variables, or None.
+        spend: takes work if it is left, and says whether it was.
+
+    Returns:
+        The bound, rounded up, never above the largest of `bounds`.
+
+    Guarantee: at or above the largest ‖y‖_q: the unit vector of the largest bound is bounded anew, until it was before
+        or the work is spent; a bound found for one holds for all that it leads, and one factorisation serves all that
+        reach the same entries.
+    """
+    best = bounds.copy()
+    if not spend(20.0 * program.num_in * program.num_entries / max(program.num_in, 1) * 8.0):
+        return float(best.max())
+    reach = Reach(program)
+    if not spend(50.0 * program.num_in * _reached(reach.footprint(program.num_in // 2))):
+        return float(best.max())
+    footprints = [reach.footprint(column) for column in range(program.num_in)]
+    leader = leaders(program, grids, footprints)
+    alike: dict[bytes, list[int]] = {}
+    for column in np.unique(leader):
+        alike.setdefault(footprints[column].key, []).append(int(column))
+    done = set[int]()
+    while True:
+        column = int(leader[int(best.argmax())])
+        if column in done:
+            return float(best.max())
+        done.add(column)
+        group = np.array(alike[footprints[column].key])
+        found = _group_up(program, footprints[column], column, group, q=q, spend=spend)
+        if found is None:
+            return float(best.max())
+        own = np.full(program.num_in, np.inf)
+        own[group] = found
+        best = np.minimum(best, own[leader])
+
+
+def _reached(footprint: Footprint) -> float:
+    return float(footprint.size)
+
+
+def _group_up(
+    program: Program, footprint: Footprint, column: int, group: IntArray, *, q: float, spend: Spend
+) -> FloatArray | None:
+    """Bounds for a group of unit vectors that reach the same, by multipliers of one of them."""
+    side = sum(part.size for part in footprint.kept[1:])
+    if side > MAX_SIDE:
+        return None
+    alone = restricted(program, footprint.kept, rows=footprint.rows)
+    together = alone if group.size == 1 else restricted(program, [group, *footprint.kept[1:]], rows=footprint.rows)
+    if not spend(lifting_flops(alone, steps=STEPS) + ATTEMPTS * response_flops(together)):
+        return None
+    found = columns_up(together, multipliers(alone, p=2.0, q=q, steps=STEPS), q=q)
+    return np.full(group.size, np.inf) if found is None else found

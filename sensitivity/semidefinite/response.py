@@ -1,0 +1,278 @@
+"""The proof: for any multipliers, what a program's output can be per unit of its input.
+
+With multipliers m > 0 of the constraints and w > 0 of the output, let
+ F(x, z) = Σ_k Σ_o m_ko·(constraint ko) − Σ_o w_o·y_o²,   a quadratic form with blocks P (in z), H (z with x), O (in x).
+Differences within the constraints make the first sum at most 0, so Σ w·y² ≤ −F. If P is positive definite, −F is at
+most xᵀRx with R = HᵀP⁻¹H − O, whatever z is. Then
+ one entry of x:  Σ w·y² ≤ R_cc·x_c²;   ‖x‖₂ ≤ 1:  ≤ λ_max(R);   |x_i| ≤ 1:  ≤ λ_max(D⁻¹RD⁻¹)·Σ D_ii² for any diagonal D,
+and ‖y‖₁² ≤ (Σ 1/w)·Σ w·y², ‖y‖₂² = Σ y² for w = 1. One factorisation of P serves every entry of x.
+
+Rounding: variables are scaled so that P has ones, up to a factor of 2, on its diagonal (by powers of two, so exactly).
+The stored F is off by a matrix of 2-norm at most ε: rounding of every block by γ_n times Frobenius norms of its
+factors. F + E ⪰ F − ε·I, so P − ε·I and R + ε·I take the place of P and R. That
+P − ε·I ⪰ δ·I is proven by a Cholesky factorisation of P − (δ + ε + its own error)·I that runs to its end (see
+`spectra.dense`). For any V, HᵀP⁻¹H = HᵀV + Vᵀr + rᵀP⁻¹r with r = H − P·V, and rᵀP⁻¹r ⪯ (‖r‖²/δ)·I.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import linalg, sparse
+
+from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, add_up, gamma, inflate, mul_up, sqrt_up
+from sensitivity.semidefinite.lifting import DENSE_SPEED, Multipliers
+from sensitivity.semidefinite.program import Matrix, Program
+from sensitivity.spectra.dense import largest_singular_value_up
+
+WIDENINGS = (2e-4, 2e-3, 1e-2, 5e-2, 0.3)  # multipliers are raised by these shares until P is positive definite
+MAX_SIDE = 6500  # of P: 340 MB, held twice
+UNDERFLOW = 2.0**-400  # more than all products that underflow can add up to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """R for scaled inputs.
+
+    Attributes:
+        R: shape (n, n), or its diagonal, shape (n,).
+        error: 2-norm of the exact R minus this one, at most; per entry for a diagonal.
+        scales: scaled x_i = scales_i·x_i.
+    """
+
+    R: FloatArray
+    error: FloatArray
+    scales: FloatArray
+
+
+def response_flops(program: Program) -> float:
+    """Work of one attempt at a bound, as the nominal speed counts it."""
+    n, N = program.num_in, sum(program.sizes[1:])
+    products = float(sum(_squares_flops(A) for terms in program.reads for A in terms.values()))
+    return DENSE_SPEED * (N**3 / 3.0 + 4.0 * N * N * n + 2.0 * N * n * n + products) + 1e5
+
+
+def _squares_flops(A: Matrix) -> float:
+    """Work of AᵀA; entries of a sparse one cost about ten times as much."""
+    if isinstance(A, np.ndarray):
+        return 2.0 * A.shape[0] * float(A.shape[1]) ** 2
+    return 20.0 * float(np.sum(np.diff(A.indptr).astype(np.float64) ** 2))
+
+
+def columns_up(program: Program, found: Multipliers, *, q: float) -> FloatArray | None:
+    """Bounds on ‖y‖_q for every unit vector x.
+
+    Args:
+        program: the program.
+        found: multipliers, found for p = 2.
+        q: 1 or 2.
+
+    Returns:
+        Shape (num_in,), rounded up; None if no widening of the multipliers makes P positive definite.
+
+    Guarantee: at or above the largest ‖y‖_q over the program for each unit vector; see the module's text.
+    """
+    for widening in WIDENINGS:
+        response = _response(program, found, q=q, widening=widening, diagonal=True)
+        if response is not None:
+            factor = _output_factor(found, q=q)
+            squares = np.maximum(response.R, 0.0) + response.error
+            bounds: FloatArray = np.sqrt(squares * factor) * response.scales * (1.0 + 2.0**-48)
+            return bounds
+    return None
+
+
+def norm_up(program: Program, found: Multipliers, *, p: float, q: float) -> float | None:
+    """A bound on ‖y‖_q over ‖x‖_p ≤ 1.
+
+    Args:
+        program: the program.
+        found: multipliers, found for the same p and q.
+        p: 2 or infinity.
+        q: 1 or 2.
+
+    Returns:
+        The bound, rounded up; None if no widening of the multipliers makes P positive definite.
+
+    Guarantee: at or above the largest ‖y‖_q over the program; see the module's text.
+    """
+    for widening in WIDENINGS:
+        response = _response(program, found, q=q, widening=widening, diagonal=False)
+        if response is not None:
+            square = add_up(largest_singular_value_up(response.R), float(response.error[0]))
+            scales = response.scales
+            size = float(scales.max()) ** 2 if p == 2.0 else float(np.sum(scales**2))
+            around = mul_up(inflate(size, num_operations=scales.size + 4), _output_factor(found, q=q))
+            return sqrt_up(mul_up(square, around))
+    return None
+
+
+def _output_factor(found: Multipliers, *, q: float) -> float:
+    """Σ 1/w for q = 1, rounded up; 1 for q = 2, where every w is 1."""
+    if q == 2.0:
+        return 1.0
+    return inflate(float(np.sum(1.0 / found.output)), num_operations=found.output.size + 4)
+
+
+def _response(program: Program, found: Multipliers, *, q: float, widening: float, diagonal: bool) -> Response | None:
+    form = _Assembly(program, found, q=q, widening=widening, diagonal=diagonal)
+    P, H, N, epsilon = form.P, form.H, form.P.shape[0], form.total_error()
+    if N == 0:
+        return Response(R=-form.O, error=np.full(program.num_in, epsilon), scales=form.scales)
+    trace = inflate(float(np.abs(np.diagonal(P)).sum()), num_operations=N)
+    factor_error = 1.001 * gamma(N + 3) * (trace + 1.0)
+    shift = 2.0 * (epsilon + factor_error)
+    delta = (shift - epsilon - factor_error - 4.0 * UNIT_ROUNDOFF * (trace + shift)) * (1.0 - 2.0**-40)
+    if not 0.0 < delta < 0.1:
+        return None
+    shifted, entries = P.copy(), np.arange(N)
+    shifted[entries, entries] -= shift
+    try:
+        factor = linalg.cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
+    except linalg.LinAlgError:
+        return None
+    V = linalg.cho_solve((factor, True), H, check_finite=False)
+    del factor, shifted
+    if not bool(np.isfinite(V).all()):
+        return None
+    r = H - P @ V
+    h, v, rest = _column_lengths(H), _column_lengths(V), _column_lengths(r)
+    size = float(np.linalg.norm(P)) * (1.0 + 2.0**-30)
+    if diagonal:
+        R = np.einsum("ij,ij->j", H, V) + np.einsum("ij,ij->j", V, r) - form.O
+    else:
+        R = H.T @ V + V.T @ r - form.O
+        R = (R + R.T) / 2.0
+        h, v, rest = (np.full(1, np.linalg.norm(lengths)) for lengths in (h, v, rest))
+    most = gamma(N + 8)
+    unseen = most * (h + size * v)  # rounding of r
+    left = rest + unseen + epsilon * v  # length of H − (P − ε·I)·V
+    error = epsilon * (1.0 + v * v) + left * left / delta + v * unseen + most * (h * v + v * rest)
+    magnitude = np.abs(R) if diagonal else np.full(1, np.linalg.norm(R))
+    error = (error + 16.0 * UNIT_ROUNDOFF * (magnitude + h * v + np.abs(form.O).max(initial=0.0) * len(R))) * (
+        1.0 + 2.0**-30
+    )
+    return Response(R=R, error=error, scales=form.scales)
+
+
+def _column_lengths(A: FloatArray) -> FloatArray:
+    """Euclidean length of every column, rounded up."""
+    lengths: FloatArray = np.sqrt(np.einsum("ij,ij->j", A, A)) * (1.0 + 2.0 * gamma(A.shape[0] + 4))
+    return lengths
+
+
+class _Assembly:
+    """F in scaled variables, with a running bound on its error.
+
+    Attributes:
+        P: its part in z, shape (N, N).
+        H: its part between z and x, shape (N, n).
+        O: its part in x, shape (n, n), or its diagonal.
+        scales: scaled x_i = scales_i·x_i.
+    """
+
+    def __init__(self, program: Program, found: Multipliers, *, q: float, widening: float, diagonal: bool) -> None:
+        sizes = program.sizes
+        starts = np.concatenate([[0], np.cumsum(sizes[1:])]).astype(int)
+        self.places = [slice(0, 0)] + [slice(int(a), int(b)) for a, b in itertools.pairwise(starts)]
+        self.P = np.zeros((starts[-1], starts[-1]))
+        self.H = np.zeros((starts[-1], sizes[0]))
+        self.O = np.zeros(sizes[0] if diagonal else (sizes[0], sizes[0]))
+        self.error, self.added, self.num_added = UNDERFLOW, 0.0, 0
+        forms = [
+            constraint.form(weights * (1.0 + widening))
+            for constraint, weights in zip(program.constraints, found.knots, strict=True)
+        ]
+        ratio = max(found.value, 1e-100) ** 2 / _output_factor(found, q=q) / float(np.sum(found.source))
+        ratio *= sizes[0] if bool((found.source == found.source[0]).all()) else 1.0
+        self.scales: FloatArray = np.sqrt(found.source) * 2.0 ** round(0.5 * np.log2(ratio))
+        self.factors = [1.0 / self.scales] + [2.0 ** -np.round(0.5 * np.log2(form.own)) for form in forms]
+        for k, form in enumerate(forms, start=1):
+            own = form.own * self.factors[k] ** 2
+            self.P[np.arange(starts[k - 1], starts[k]), np.arange(starts[k - 1], starts[k])] += own
+            if form.cross is not None:
+                self._cross(program, k, form.cross, form.C)
+            for B, weights in form.products:
+                self._squares(program, k - 1, B, np.maximum(weights, 0.0), sign=1.0)
+                self._squares(program, k - 1, B, np.maximum(-weights, 0.0), sign=-1.0)
+        self._squares(program, len(forms), None, found.output, sign=-1.0)
+
+    def total_error(self) -> float:
+        """Bound on the 2-norm of the exact form minus the stored one."""
+        return (self.error + 4.0 * UNIT_ROUNDOFF * (self.num_added + 2) * self.added) * (1.0 + 2.0**-30)
+
+    def _cross(self, program: Program, k: int, weights: FloatArray, C: sparse.csr_array | None) -> None:
+        """Weights·z_k·(C·A_ki·z_i), in both triangles."""
+        outer = weights * self.factors[k]
+        for i, A in program.reads[k - 1].items():
+            moved, off = _through(C, A)
+            X = _scaled(outer, moved, self.factors[i])
+            reach = float(np.abs(outer).max(initial=0.0)) * float(self.factors[i].max(initial=0.0))
+            self.error += 2.0 * (8.0 * UNIT_ROUNDOFF * _frobenius(X) + reach * off * 1.01)
+            self._add(k, i, X)
+
+    def _squares(
+        self, program: Program, k: int, B: sparse.csr_array | None, weights: FloatArray, *, sign: float
+    ) -> None:
+        """± Σ weights·(B·Σ_i A_ki·z_i)²."""
+        if not bool(weights.any()):
+            return
+        roots = np.sqrt(weights)
+        made: dict[int, Matrix] = {}
+        sizes, offs = 0.0, 0.0
+        for i, A in program.reads[k].items():
+            moved, off = _through(B, A)
+            made[i] = _scaled(roots, moved, self.factors[i])
+            size = _frobenius(made[i])
+            reach = float(roots.max()) * float(self.factors[i].max(initial=0.0))
+            sizes, offs = sizes + size, offs + 8.0 * UNIT_ROUNDOFF * size + reach * off * 1.01
+        self.error += gamma(weights.size + 4) * sizes * sizes + 2.0 * offs * sizes + offs * offs
+        for i, G in made.items():
+            for j, other in made.items():
+                if j > i:
+                    continue
+                if i == 0 and self.O.ndim == 1:
+                    self.O += sign * (
+                        np.einsum("ij,ij->j", G, G) if isinstance(G, np.ndarray) else G.multiply(G).sum(axis=0)
+                    )
+                    continue
+                product = G.T @ other
+                self._add(i, j, sign * product, twice=False)
+
+    def _add(self, i: int, j: int, block: Matrix | sparse.csc_array, *, twice: bool = True) -> None:
+        """Add a block at (i, j) and its transpose at (j, i); a product with itself is there once."""
+        dense = block if isinstance(block, np.ndarray) else block.toarray()
+        self.added, self.num_added = self.added + 2.0 * _frobenius(dense), self.num_added + 1
+        if i == 0 and j == 0:
+            self.O += dense
+        elif j == 0:
+            self.H[self.places[i]] += dense
+        else:
+            self.P[self.places[i], self.places[j]] += dense
+            if i != j or twice:
+                self.P[self.places[j], self.places[i]] += dense.T
+
+
+def _through(B: sparse.csr_array | None, A: Matrix) -> tuple[Matrix, float]:
+    """B·A and its rounding in Frobenius norm."""
+    if B is None:
+        return A, 0.0
+    return B @ A, 1.01 * gamma(int(np.diff(B.indptr).max(initial=0)) + 2) * _frobenius(B) * _frobenius(A)
+
+
+def _scaled(rows: FloatArray, A: Matrix, columns: FloatArray) -> Matrix:
+    """diag(rows)·A·diag(columns)."""
+    if isinstance(A, np.ndarray):
+        dense: FloatArray = (rows[:, None] * A) * columns
+        return dense
+    made = sparse.csr_array(A, copy=True)
+    made.data = made.data * np.repeat(rows, np.diff(made.indptr)) * columns[made.indices]
+    return made
+
+
+def _frobenius(A: Matrix) -> float:
+    """Frobenius norm, rounded up."""
+    values = A if isinstance(A, np.ndarray) else A.data
+    return float(np.linalg.norm(values)) * (1.0 + 2.0**-20)
