@@ -20,6 +20,7 @@ from sensitivity.semidefinite.constraints import Constraint, Slopes, WholeNorm, 
 from sensitivity.semidefinite.footprints import Grids
 from sensitivity.semidefinite.program import Program, suited
 from sensitivity.semidefinite.relaxation import ball_up, unit_vectors_up
+from sensitivity.semidefinite.torus import torus_up
 
 
 def relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, work: Work) -> float | None:
@@ -48,7 +49,10 @@ def relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, 
         known = bounds * ((1.0 + 2.0**-50) / steepest)
         value: float | None = unit_vectors_up(program, q=q, bounds=known, grids=grids, spend=work.spend)
     else:
-        value = ball_up(program, p=p, q=q, spend=work.spend)
+        candidates = [ball_up(program, p=p, q=q, spend=work.spend)]
+        if p == q == 2.0:
+            candidates.append(torus_up(program, grids, spend=work.spend))
+        value = min((found for found in candidates if found is not None), default=None)
     return None if value is None else add_up(mul_up(value, steepest), off)
 
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from sensitivity.rounding import FloatArray
 from sensitivity.semidefinite.constraints import IntArray
-from sensitivity.semidefinite.program import Program
+from sensitivity.semidefinite.program import Matrix, Program
 
 Grid = tuple[int, ...]
 
@@ -106,8 +105,8 @@ def leaders(program: Program, grids: Grids | None, footprints: list[Footprint]) 
     Guarantee: see the module's text.
     """
     own: IntArray = np.arange(len(footprints))
-    steps = None if grids is None else _steps(grids)
-    if grids is None or steps is None or not _shift_invariant(program, grids, steps):
+    steps = None if grids is None else steps_of(grids)
+    if grids is None or steps is None or not is_shift_invariant(program, grids, steps):
         return own
     boxes = [_boxes(grids, footprint) for footprint in footprints]
     periods = steps[0]
@@ -133,7 +132,7 @@ def _same_sizes(first: Footprint, second: Footprint) -> bool:
     return [part.size for part in (*first.kept, *first.rows)] == [part.size for part in (*second.kept, *second.rows)]
 
 
-def _steps(grids: Grids) -> list[IntArray] | None:
+def steps_of(grids: Grids) -> list[IntArray] | None:
     """How far each grid moves per axis when all move by one period, the input first; None where they do not fit."""
     rank = len(grids.x)
     if rank < 2 or any(len(grid) != rank for grid in grids.all):
@@ -143,7 +142,7 @@ def _steps(grids: Grids) -> list[IntArray] | None:
     return [np.array([period // s for period, s in zip(periods, stride, strict=True)]) for stride in strides]
 
 
-def _shift_invariant(program: Program, grids: Grids, steps: list[IntArray]) -> bool:
+def is_shift_invariant(program: Program, grids: Grids, steps: list[IntArray]) -> bool:
     """Whether every matrix and constraint agrees with itself moved by one period along each axis."""
     count = len(program.constraints)
     u_steps, z_steps = steps[1 : count + 2], [steps[0], *steps[count + 2 :]]
@@ -170,7 +169,7 @@ def _shift_invariant(program: Program, grids: Grids, steps: list[IntArray]) -> b
     return True
 
 
-def _agrees(A: sparse.csr_array | FloatArray, rows: Grid, columns: Grid, axis: int, down: int, right: int) -> bool:
+def _agrees(A: Matrix, rows: Grid, columns: Grid, axis: int, down: int, right: int) -> bool:
     """Whether A[r, c] = A[r moved, c moved] wherever both places are inside."""
     entries = sparse.csr_array(A).tocoo()
     row_unit, column_unit = math.prod(rows[axis + 2 :]), math.prod(columns[axis + 2 :])

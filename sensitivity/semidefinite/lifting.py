@@ -55,7 +55,9 @@ def lifting_flops(program: Program, *, steps: int) -> float:
     return 4.0 * RANK * steps * (entries + 10.0 * sum(program.sizes))
 
 
-def multipliers(program: Program, *, p: float, q: float, steps: int) -> Multipliers:
+def multipliers(
+    program: Program, *, p: float, q: float, steps: int, rank: int = RANK, fixed: bool = False
+) -> Multipliers:
     """Climb in the lifted program and read off multipliers.
 
     Args:
@@ -63,12 +65,13 @@ def multipliers(program: Program, *, p: float, q: float, steps: int) -> Multipli
         p: 2 or infinity, the norm of x.
         q: 1 or 2, the norm of y.
         steps: how many to take.
+        rank: entries of a vector.
+        fixed: x is one entry, of length 1.
 
     Returns:
         The multipliers, all positive and finite.
     """
     count = len(program.constraints)
-    rank = RANK
     source = _directions(program.num_in, rank, seed=0.3)
     if p == 2.0:
         source /= max(float(np.linalg.norm(source)), TINY)
@@ -97,7 +100,7 @@ def multipliers(program: Program, *, p: float, q: float, steps: int) -> Multipli
             directions[k], previous[k] = unit_rows(ahead, row_lengths(ahead)), turned
             _pull(program, k, back, pulled)
         pulls = row_lengths(pulled[0])
-        if program.num_in > 1:
+        if not fixed:
             source = (
                 unit_rows(pulled[0], pulls) if p == math.inf else pulled[0] / max(float(np.linalg.norm(pulls)), TINY)
             )
@@ -115,7 +118,7 @@ def _read(program: Program, k: int, Z: list[FloatArray], rank: int) -> FloatArra
     """What reader k reads."""
     total: FloatArray = np.zeros((_rows(program, k), rank))
     for i, A in program.reads[k].items():
-        total = total + A @ Z[i]
+        total = total + np.asarray(A @ Z[i], dtype=np.float64)
     return total
 
 
@@ -128,8 +131,7 @@ def _rows(program: Program, k: int) -> int:
 def _pull(program: Program, k: int, gradient: FloatArray, pulled: list[FloatArray]) -> None:
     """Add what reader k's gradient is worth to its sources."""
     for i, A in program.reads[k].items():
-        if i > 0 or program.num_in > 1:
-            pulled[i] = pulled[i] + A.T @ gradient
+        pulled[i] = pulled[i] + np.asarray(A.T @ gradient, dtype=np.float64)
 
 
 def _directions(n: int, rank: int, *, seed: float) -> FloatArray:

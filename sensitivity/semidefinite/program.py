@@ -6,9 +6,10 @@ A_yi·z_i. A program asks for the largest ‖y‖_q over ‖x‖_p ≤ 1; every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from sensitivity.rounding import FloatArray
@@ -16,7 +17,8 @@ from sensitivity.semidefinite.constraints import Constraint, IntArray
 
 DENSE_SHARE = 0.08  # from here on a dense product is faster than a sparse one
 DENSE_ENTRIES = 20_000_000
-Matrix = sparse.csr_array | FloatArray
+Numbers = NDArray[np.float64] | NDArray[np.complex128]
+Matrix = sparse.csr_array | Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +30,14 @@ class Program:
         num_out: entries of y.
         reads: per knot, and last for the output: source → matrix.
         constraints: one per knot.
+        errors: (reader, source) → Frobenius norm of the true matrix minus the given one, at most, where it is not 0.
     """
 
     num_in: int
     num_out: int
     reads: tuple[dict[int, Matrix], ...]
     constraints: tuple[Constraint, ...]
+    errors: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -61,7 +65,7 @@ def restricted(program: Program, kept: list[IntArray], *, rows: list[IntArray]) 
     for terms, chosen in zip(program.reads, rows, strict=True):
         made: dict[int, Matrix] = {}
         for i, A in terms.items():
-            local = sparse.csr_array(sparse.csr_array(A[chosen])[:, kept[i]])
+            local = sparse.csr_array(sparse.csr_array(sparse.csr_array(A)[chosen])[:, kept[i]])
             if num_stored(local):
                 made[i] = suited(local)
         reads.append(made)
@@ -75,10 +79,15 @@ def restricted(program: Program, kept: list[IntArray], *, rows: list[IntArray]) 
     )
 
 
+def adjoint(A: Numbers) -> Numbers:
+    """Transpose, conjugated where complex."""
+    made: Numbers = A.conj().T if np.iscomplexobj(A) else A.T
+    return made
+
+
 def num_stored(A: Matrix) -> int:
     """Entries that a product reads."""
-    values: FloatArray = A if isinstance(A, np.ndarray) else A.data
-    return values.size
+    return A.nnz if isinstance(A, sparse.csr_array) else A.size
 
 
 def suited(A: sparse.csr_array) -> Matrix:

@@ -34,7 +34,7 @@ def ball_up(program: Program, *, p: float, q: float, spend: Spend) -> float | No
     cost = lifting_flops(program, steps=BALL_STEPS) + ATTEMPTS * response_flops(program)
     if sum(program.sizes) > MAX_SIDE or not spend(cost):
         return None
-    return norm_up(program, multipliers(program, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
+    return norm_up([program], multipliers(program, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
 
 
 def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Grids | None, spend: Spend) -> float:
@@ -95,5 +95,5 @@ def _group_up(
     together = alone if group.size == 1 else restricted(program, [group, *footprint.kept[1:]], rows=footprint.rows)
     if not spend(lifting_flops(alone, steps=STEPS) + ATTEMPTS * response_flops(together)):
         return None
-    found = columns_up(together, multipliers(alone, p=2.0, q=q, steps=STEPS), q=q)
+    found = columns_up(together, multipliers(alone, p=2.0, q=q, steps=STEPS, fixed=True), q=q)
     return np.full(group.size, np.inf) if found is None else found

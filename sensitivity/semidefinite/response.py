@@ -24,7 +24,7 @@ from scipy import linalg, sparse
 
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, add_up, gamma, inflate, mul_up, sqrt_up
 from sensitivity.semidefinite.lifting import DENSE_SPEED, Multipliers
-from sensitivity.semidefinite.program import Matrix, Program
+from sensitivity.semidefinite.program import Matrix, Numbers, Program, adjoint
 from sensitivity.spectra.dense import largest_singular_value_up
 
 WIDENINGS = (2e-4, 2e-3, 1e-2, 5e-2, 0.3)  # multipliers are raised by these shares until P is positive definite
@@ -42,22 +42,23 @@ class Response:
         scales: scaled x_i = scales_i·x_i.
     """
 
-    R: FloatArray
+    R: Numbers
     error: FloatArray
     scales: FloatArray
 
 
 def response_flops(program: Program) -> float:
     """Work of one attempt at a bound, as the nominal speed counts it."""
-    n, N = program.num_in, sum(program.sizes[1:])
-    products = float(sum(_squares_flops(A) for terms in program.reads for A in terms.values()))
-    return DENSE_SPEED * (N**3 / 3.0 + 4.0 * N * N * n + 2.0 * N * n * n + products) + 1e5
+    n, N = float(program.num_in), float(sum(program.sizes[1:]))
+    products: float = sum(_squares_flops(A) for terms in program.reads for A in terms.values())
+    work: float = N * N * N / 3.0 + 4.0 * N * N * n + 2.0 * N * n * n + products
+    return float(DENSE_SPEED * work + 1e5)
 
 
 def _squares_flops(A: Matrix) -> float:
     """Work of AᵀA; entries of a sparse one cost about ten times as much."""
     if isinstance(A, np.ndarray):
-        return 2.0 * A.shape[0] * float(A.shape[1]) ** 2
+        return 2.0 * float(A.shape[0]) * float(A.shape[1]) * float(A.shape[1])
     return 20.0 * float(np.sum(np.diff(A.indptr).astype(np.float64) ** 2))
 
 
@@ -78,17 +79,17 @@ def columns_up(program: Program, found: Multipliers, *, q: float) -> FloatArray 
         response = _response(program, found, q=q, widening=widening, diagonal=True)
         if response is not None:
             factor = _output_factor(found, q=q)
-            squares = np.maximum(response.R, 0.0) + response.error
+            squares = np.maximum(response.R.real, 0.0) + response.error
             bounds: FloatArray = np.sqrt(squares * factor) * response.scales * (1.0 + 2.0**-48)
             return bounds
     return None
 
 
-def norm_up(program: Program, found: Multipliers, *, p: float, q: float) -> float | None:
+def norm_up(programs: list[Program], found: Multipliers, *, p: float, q: float) -> float | None:
     """A bound on ‖y‖_q over ‖x‖_p ≤ 1.
 
     Args:
-        program: the program.
+        programs: the program; or several with the same constraints and scales, whose largest bound is meant.
         found: multipliers, found for the same p and q.
         p: 2 or infinity.
         q: 1 or 2.
@@ -96,13 +97,19 @@ def norm_up(program: Program, found: Multipliers, *, p: float, q: float) -> floa
     Returns:
         The bound, rounded up; None if no widening of the multipliers makes P positive definite.
 
-    Guarantee: at or above the largest ‖y‖_q over the program; see the module's text.
+    Guarantee: at or above the largest ‖y‖_q over the program; see the module's text. The multipliers are the same for
+        all programs.
     """
     for widening in WIDENINGS:
-        response = _response(program, found, q=q, widening=widening, diagonal=False)
-        if response is not None:
-            square = add_up(largest_singular_value_up(response.R), float(response.error[0]))
+        square, scales = 0.0, None
+        for program in programs:
+            response = _response(program, found, q=q, widening=widening, diagonal=False)
+            if response is None:
+                scales = None
+                break
+            square = max(square, add_up(largest_singular_value_up(response.R), float(response.error[0])))
             scales = response.scales
+        if scales is not None:
             size = float(scales.max()) ** 2 if p == 2.0 else float(np.sum(scales**2))
             around = mul_up(inflate(size, num_operations=scales.size + 4), _output_factor(found, q=q))
             return sqrt_up(mul_up(square, around))
@@ -122,7 +129,7 @@ def _response(program: Program, found: Multipliers, *, q: float, widening: float
     if N == 0:
         return Response(R=-form.O, error=np.full(program.num_in, epsilon), scales=form.scales)
     trace = inflate(float(np.abs(np.diagonal(P)).sum()), num_operations=N)
-    factor_error = 1.001 * gamma(N + 3) * (trace + 1.0)
+    factor_error = 1.001 * form.gamma(N + 3) * (trace + 1.0)
     shift = 2.0 * (epsilon + factor_error)
     delta = (shift - epsilon - factor_error - 4.0 * UNIT_ROUNDOFF * (trace + shift)) * (1.0 - 2.0**-40)
     if not 0.0 < delta < 0.1:
@@ -139,27 +146,27 @@ def _response(program: Program, found: Multipliers, *, q: float, widening: float
         return None
     r = H - P @ V
     h, v, rest = _column_lengths(H), _column_lengths(V), _column_lengths(r)
-    size = float(np.linalg.norm(P)) * (1.0 + 2.0**-30)
+    size = float(np.linalg.norm(P)) * (1.0 + 2.0**-20)
     if diagonal:
         R = np.einsum("ij,ij->j", H, V) + np.einsum("ij,ij->j", V, r) - form.O
     else:
-        R = H.T @ V + V.T @ r - form.O
-        R = (R + R.T) / 2.0
+        R = adjoint(H) @ V + adjoint(V) @ r - form.O
+        R = (R + adjoint(R)) / 2.0
         h, v, rest = (np.full(1, np.linalg.norm(lengths)) for lengths in (h, v, rest))
-    most = gamma(N + 8)
+    most = form.gamma(N + 8)
     unseen = most * (h + size * v)  # rounding of r
     left = rest + unseen + epsilon * v  # length of H − (P − ε·I)·V
     error = epsilon * (1.0 + v * v) + left * left / delta + v * unseen + most * (h * v + v * rest)
     magnitude = np.abs(R) if diagonal else np.full(1, np.linalg.norm(R))
-    error = (error + 16.0 * UNIT_ROUNDOFF * (magnitude + h * v + np.abs(form.O).max(initial=0.0) * len(R))) * (
-        1.0 + 2.0**-30
+    error = (error + 64.0 * UNIT_ROUNDOFF * (magnitude + h * v + np.abs(form.O).max(initial=0.0) * len(R))) * (
+        1.0 + 2.0**-20
     )
     return Response(R=R, error=error, scales=form.scales)
 
 
-def _column_lengths(A: FloatArray) -> FloatArray:
+def _column_lengths(A: Numbers) -> FloatArray:
     """Euclidean length of every column, rounded up."""
-    lengths: FloatArray = np.sqrt(np.einsum("ij,ij->j", A, A)) * (1.0 + 2.0 * gamma(A.shape[0] + 4))
+    lengths: FloatArray = np.linalg.norm(A, axis=0) * (1.0 + 2.0**-20)
     return lengths
 
 
@@ -177,9 +184,10 @@ class _Assembly:
         sizes = program.sizes
         starts = np.concatenate([[0], np.cumsum(sizes[1:])]).astype(int)
         self.places = [slice(0, 0)] + [slice(int(a), int(b)) for a, b in itertools.pairwise(starts)]
-        self.P = np.zeros((starts[-1], starts[-1]))
-        self.H = np.zeros((starts[-1], sizes[0]))
-        self.O = np.zeros(sizes[0] if diagonal else (sizes[0], sizes[0]))
+        self.is_complex = any(np.iscomplexobj(A) for terms in program.reads for A in terms.values())
+        n, N = sizes[0], int(starts[-1])
+        self.P, self.H = _zeros((N, N), self.is_complex), _zeros((N, n), self.is_complex)
+        self.O = _zeros((n,) if diagonal else (n, n), self.is_complex)
         self.error, self.added, self.num_added = UNDERFLOW, 0.0, 0
         forms = [
             constraint.form(weights * (1.0 + widening))
@@ -191,7 +199,9 @@ class _Assembly:
         self.factors = [1.0 / self.scales] + [2.0 ** -np.round(0.5 * np.log2(form.own)) for form in forms]
         for k, form in enumerate(forms, start=1):
             own = form.own * self.factors[k] ** 2
-            self.P[np.arange(starts[k - 1], starts[k]), np.arange(starts[k - 1], starts[k])] += own
+            diagonal_entries = np.arange(starts[k - 1], starts[k])
+            self.P[diagonal_entries, diagonal_entries] += own
+            self.added += 2.0 * float(own.max(initial=0.0))
             if form.cross is not None:
                 self._cross(program, k, form.cross, form.C)
             for B, weights in form.products:
@@ -203,15 +213,28 @@ class _Assembly:
         """Bound on the 2-norm of the exact form minus the stored one."""
         return (self.error + 4.0 * UNIT_ROUNDOFF * (self.num_added + 2) * self.added) * (1.0 + 2.0**-30)
 
+    def gamma(self, num_operations: int) -> float:
+        """γ_n, or 4·γ_{n+2} and more for complex numbers."""
+        return 4.0 * gamma(num_operations + 4) if self.is_complex else gamma(num_operations)
+
     def _cross(self, program: Program, k: int, weights: FloatArray, C: sparse.csr_array | None) -> None:
         """Weights·z_k·(C·A_ki·z_i), in both triangles."""
         outer = weights * self.factors[k]
         for i, A in program.reads[k - 1].items():
-            moved, off = _through(C, A)
+            moved, off = self._through(C, A, program.errors.get((k - 1, i), 0.0))
             X = _scaled(outer, moved, self.factors[i])
             reach = float(np.abs(outer).max(initial=0.0)) * float(self.factors[i].max(initial=0.0))
-            self.error += 2.0 * (8.0 * UNIT_ROUNDOFF * _frobenius(X) + reach * off * 1.01)
-            self._add(k, i, X)
+            self.error += 2.0 * (32.0 * UNIT_ROUNDOFF * _frobenius(X) + reach * off * 1.01)
+            self._add(k, i, X if isinstance(X, np.ndarray) else X.toarray())
+
+    def _through(self, B: sparse.csr_array | None, A: Matrix, off: float) -> tuple[Matrix, float]:
+        """B·A and its error in Frobenius norm, that of A being `off`."""
+        if B is None:
+            return A, off
+        size = _frobenius(B)
+        rounding = self.gamma(int(np.diff(B.indptr).max(initial=0)) + 2) * size * _frobenius(A)
+        product: Matrix = np.asarray(B @ A) if isinstance(A, np.ndarray) else sparse.csr_array(B @ A)
+        return product, 1.01 * (size * off + rounding)
 
     def _squares(
         self, program: Program, k: int, B: sparse.csr_array | None, weights: FloatArray, *, sign: float
@@ -223,49 +246,62 @@ class _Assembly:
         made: dict[int, Matrix] = {}
         sizes, offs = 0.0, 0.0
         for i, A in program.reads[k].items():
-            moved, off = _through(B, A)
+            moved, off = self._through(B, A, program.errors.get((k, i), 0.0))
             made[i] = _scaled(roots, moved, self.factors[i])
             size = _frobenius(made[i])
             reach = float(roots.max()) * float(self.factors[i].max(initial=0.0))
-            sizes, offs = sizes + size, offs + 8.0 * UNIT_ROUNDOFF * size + reach * off * 1.01
-        self.error += gamma(weights.size + 4) * sizes * sizes + 2.0 * offs * sizes + offs * offs
+            sizes, offs = sizes + size, offs + 32.0 * UNIT_ROUNDOFF * size + reach * off * 1.01
+        self.error += self.gamma(weights.size + 4) * sizes * sizes + 2.0 * offs * sizes + offs * offs
         for i, G in made.items():
             for j, other in made.items():
                 if j > i:
                     continue
                 if i == 0 and self.O.ndim == 1:
-                    self.O += sign * (
-                        np.einsum("ij,ij->j", G, G) if isinstance(G, np.ndarray) else G.multiply(G).sum(axis=0)
-                    )
-                    continue
-                product = G.T @ other
-                self._add(i, j, sign * product, twice=False)
+                    self.O += sign * _column_squares(G)
+                else:
+                    self._add(i, j, sign * _gram(G, other, same=i == j), twice=False)
 
-    def _add(self, i: int, j: int, block: Matrix | sparse.csc_array, *, twice: bool = True) -> None:
+    def _add(self, i: int, j: int, block: Numbers, *, twice: bool = True) -> None:
         """Add a block at (i, j) and its transpose at (j, i); a product with itself is there once."""
-        dense = block if isinstance(block, np.ndarray) else block.toarray()
-        self.added, self.num_added = self.added + 2.0 * _frobenius(dense), self.num_added + 1
+        self.added, self.num_added = self.added + 2.0 * _frobenius(block), self.num_added + 1
         if i == 0 and j == 0:
-            self.O += dense
+            self.O += block
         elif j == 0:
-            self.H[self.places[i]] += dense
+            self.H[self.places[i]] += block
         else:
-            self.P[self.places[i], self.places[j]] += dense
+            self.P[self.places[i], self.places[j]] += block
             if i != j or twice:
-                self.P[self.places[j], self.places[i]] += dense.T
+                self.P[self.places[j], self.places[i]] += adjoint(block)
 
 
-def _through(B: sparse.csr_array | None, A: Matrix) -> tuple[Matrix, float]:
-    """B·A and its rounding in Frobenius norm."""
-    if B is None:
-        return A, 0.0
-    return B @ A, 1.01 * gamma(int(np.diff(B.indptr).max(initial=0)) + 2) * _frobenius(B) * _frobenius(A)
+def _zeros(shape: tuple[int, ...], is_complex: bool) -> Numbers:
+    return np.zeros(shape, np.complex128) if is_complex else np.zeros(shape)
+
+
+def _gram(G: Matrix, other: Matrix, *, same: bool) -> Numbers:
+    """G*·other, exactly Hermitian where both are the same."""
+    if isinstance(G, np.ndarray):
+        product: Numbers = adjoint(G) @ (other if isinstance(other, np.ndarray) else other.toarray())
+    else:
+        found = G.T @ other
+        product = found if isinstance(found, np.ndarray) else found.toarray()
+    if same:
+        product = (product + adjoint(product)) / 2.0
+    return product
+
+
+def _column_squares(G: Matrix) -> FloatArray:
+    """Sums of squares of every column."""
+    if isinstance(G, np.ndarray):
+        squares: FloatArray = np.einsum("ij,ij->j", G, G)
+        return squares
+    return np.bincount(G.indices, weights=G.data * G.data, minlength=G.shape[1]).astype(np.float64)
 
 
 def _scaled(rows: FloatArray, A: Matrix, columns: FloatArray) -> Matrix:
     """diag(rows)·A·diag(columns)."""
     if isinstance(A, np.ndarray):
-        dense: FloatArray = (rows[:, None] * A) * columns
+        dense: Numbers = (rows[:, None] * A) * columns
         return dense
     made = sparse.csr_array(A, copy=True)
     made.data = made.data * np.repeat(rows, np.diff(made.indptr)) * columns[made.indices]
