@@ -35,6 +35,7 @@ _EFFORTS = {
     "product": Effort(dense_entries=600_000, symbol_flops=2e8),
 }
 _AGAIN = Effort(dense_entries=20_000, symbol_flops=2e6)  # for drift: weights moved little, so coarse norms do
+_FAR = 1.05  # drift beyond the old head's composed norms that is taken without looking at the new head's
 
 
 def certify(
@@ -65,8 +66,9 @@ def certify(
         search: also look for a lower bound and put it into the certificate, cut off at the certified value, which
             rounding and jumps could otherwise exceed.
         previous: for "fast" without a box: a certificate of the same head before its weights moved. Where its bound
-            plus that of the drift is known, nothing but norms composed is tried beside it, which costs little. Call
-            "auto" again once the value has crept up.
+            plus that of the drift is known, nothing but norms composed is tried beside it, which costs little. Drift
+            is measured from the last certificate that had no previous one, and value / anchor.value says how much it
+            has added: call "auto" again once that exceeds what you would pay in noise, 1.2 say.
 
     Returns:
         The certificate.
@@ -113,7 +115,9 @@ def certify(
     fingerprint = take_fingerprint(module, input_shape=shape)
     recording = record(module, input_shape=shape, dtype=dtype)
     anchor = None if previous is None or box is not None else previous.anchor
-    bound, best = _bounded(recording, p=p_norm, q=q_norm, box=box, method=method, budget_s=budget_s, anchor=anchor)
+    bound, best, kept = _bounded(
+        recording, p=p_norm, q=q_norm, box=box, method=method, budget_s=budget_s, anchor=anchor
+    )
     program = require_steady(module, recording, input_shape=shape, dtype=dtype)
     changes = fingerprint.changes(take_fingerprint(module, input_shape=shape))
     if changes:
@@ -137,7 +141,7 @@ def certify(
         lower_bound=found,
         diameter=best.diameter,
         rounding=best.rounding,
-        anchor=anchor if best.method == "drift" else _anchor(recording, bound, best, p=p_norm, q=q_norm, box=box),
+        anchor=kept or _anchor(recording, bound, best, p=p_norm, q=q_norm, box=box),
     )
 
 
@@ -150,20 +154,22 @@ def _bounded(
     method: str,
     budget_s: float,
     anchor: Anchor | None,
-) -> tuple[HeadBound, Tightened]:
-    """Norms composed, and the best of the methods that were asked for."""
+) -> tuple[HeadBound, Tightened, Anchor | None]:
+    """Norms composed, the best of the methods that were asked for, and the anchor that it was measured from."""
     if method == "fast" and anchor is not None:
         bound = compose(recording, p=p, q=q, effort=_AGAIN, same_norm=False)
         drift = drifted(anchor, recording, tables=bound.tables, p=p, q=q, effort=_AGAIN)
         if drift is not None:
+            if drift > _FAR * anchor.rows[recording.output][norm_index(q)]:  # fresh norms may say less by now
+                bound = compose(recording, p=p, q=q, effort=FAST_EFFORT, same_norm=False)
             best = tightened(recording, bound, p=p, q=q, box=None, flops=0.0)
-            return bound, replace(best, value=drift, method="drift") if drift < best.value else best
+            return bound, replace(best, value=drift, method="drift") if drift < best.value else best, anchor
     flops = FAST_FLOPS if method == "fast" else budget_s * NOMINAL_SPEED
     effort = _EFFORTS[method] if method == "fast" else replace(_EFFORTS[method], flops=flops)
     bound = compose(recording, p=p, q=q, effort=effort, same_norm=method == "product")
     if method == "product":
-        return bound, Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None)
-    return bound, tightened(recording, bound, p=p, q=q, box=box, flops=flops)
+        return bound, Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None), None
+    return bound, tightened(recording, bound, p=p, q=q, box=box, flops=flops), None
 
 
 def _anchor(
@@ -172,7 +178,7 @@ def _anchor(
     """What a later certificate may start from; bounds over a box hold for its slopes alone, so they start nothing."""
     if box is not None:
         return None
-    return Anchor(value=best.value, p=p, q=q, recording=recording, rows=bound.rows)
+    return Anchor(value=best.value, p=p, q=q, recording=recording, rows=bound.rows, tables=bound.tables)
 
 
 def operator_norm(

@@ -97,7 +97,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.refuse(
-                f"draws random numbers ({name})", "a random head has no fixed sensitivity", "call .eval() or remove it"
+                f"draws random numbers ({name})",
+                "a random head has no fixed sensitivity",
+                "call .eval(), or use a layer that draws none even then (LeakyReLU for RReLU, MaxPool for fractional ones)",
+            )
+        if torch.Tag.inplace_view in func.tags and name != "detach_":
+            self.refuse(
+                f"changes the shape of a value in place ({name})",
+                "the sizes that the head sees afterwards are not followed",
+                "use the operator that returns a new tensor",
             )
         written = _written_arguments(func, args, kwargs)
         if any(isinstance(leaf, Traced) for leaf in leaves):

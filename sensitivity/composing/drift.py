@@ -17,16 +17,32 @@ import torch
 
 from sensitivity.capturing.recording import INPUT, Node, Recording, Ref, leaves_of, map_leaves
 from sensitivity.composing.matrices import batch_norm_factors
-from sensitivity.norms import NormTable, Row, add_rows, norm_index
+from sensitivity.norms import (
+    NormTable,
+    Row,
+    add_rows,
+    added_table,
+    between_dual_bounds,
+    norm_index,
+    scaled_table,
+    smaller_table,
+)
 from sensitivity.operators.activations import activation_slope
 from sensitivity.operators.linear import diagonal_table
 from sensitivity.operators.operator import Effort
 from sensitivity.operators.rules import operator_of
+from sensitivity.operators.slopes import slope_range
 from sensitivity.operators.structure import INDEXING
-from sensitivity.rounding import add_up, mul_up, norm2_up
+from sensitivity.rounding import FloatArray, add_up, inflate, mul_up, norm2_up, scale_to_unit, sqrt_up
+from sensitivity.spectra.dense import largest_singular_value_up
+from sensitivity.spectra.symbol import polyphase
 
 ZERO: Row = (0.0, 0.0, 0.0)
 WEIGHTED = {"addmm": 2, "mm": 1, "linear": 1, "convolution": 1}
+SANDWICH_FLOPS = 5e7
+SANDWICH_ENTRIES = 4_000_000
+STEEP = 1e100  # slopes from here on could overflow
+LEAST_ENTRY = 2.0**-900  # above all that products of kernels of unit scale lose by underflow
 UNWEIGHTED = ("neg", "mul", "div", "mean", "sum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d")
 # One rounding per entry of a difference: ‖|ΔA|‖₂ ≤ 2^20·‖ΔA‖₂ for up to 2^40 columns, times 2^-53.
 DIFFERENCE_SAFETY = 1.0 + 2.0**-32
@@ -42,6 +58,7 @@ class Anchor:
         q: norm of the output.
         recording: the head.
         rows: for every value, bounds per unit of the input's norm, by node.
+        tables: norm table of every operator with one data input, by node.
     """
 
     value: float
@@ -49,6 +66,7 @@ class Anchor:
     q: float
     recording: Recording
     rows: dict[int, Row]
+    tables: dict[int, NormTable]
 
 
 def drifted(
@@ -59,7 +77,7 @@ def drifted(
     Args:
         anchor: the old bound.
         recording: the head now.
-        tables: norm tables of its operators, by node.
+        tables: norm tables of its operators, by node; coarse ones do.
         p: norm of the input.
         q: norm of the output.
         effort: work allowed for differences of convolutions.
@@ -77,7 +95,7 @@ def drifted(
         before, now = old.nodes[index], recording.nodes[index]
         if not _same_but_weights(before, now):
             return None
-        row = _moved(before, now, old, recording, anchor, moved, tables.get(index), effort)
+        row = _moved(index, before, now, old, recording, anchor, moved, tables.get(index), effort)
         if row is None:
             return None
         moved[index] = row
@@ -85,6 +103,7 @@ def drifted(
 
 
 def _moved(
+    index: int,
     before: Node,
     now: Node,
     old: Recording,
@@ -105,13 +124,21 @@ def _moved(
     if table is None or len(now.parents) != 1:
         return None
     source = recording.nodes[now.parents[0]]
-    carried = _through(moved[now.parents[0]], table)
     if now.op in WEIGHTED or "batch_norm" in now.op:
         difference = _difference_table(before, now, source, effort)
         if difference is None:
             return None
-        return add_rows([carried, _through(anchor.rows[now.parents[0]], difference)])
+        known = anchor.tables.get(index)
+        if known is not None:
+            table = smaller_table(table, added_table([known, difference]))
+        carried = _through(moved[now.parents[0]], table)
+        fresh = _through(anchor.rows[now.parents[0]], difference)
+        sandwich = _sandwich(before, _delta(before, now), old, anchor) if now.op == "convolution" else None
+        if sandwich is not None:
+            fresh = min(fresh[0], sandwich[0]), min(fresh[1], sandwich[1]), min(fresh[2], sandwich[2])
+        return add_rows([carried, fresh])
     slope = activation_slope(now.op, args=now.args[1:], kwargs=now.kwargs, dtype=source.dtype)
+    carried = _through(moved[now.parents[0]], table)
     is_fixed = slope is not None or now.op in INDEXING or now.op in UNWEIGHTED
     return carried if is_fixed and _equal_constants(before, now) else None
 
@@ -145,17 +172,137 @@ def _difference_table(before: Node, now: Node, source: Node, effort: Effort) -> 
         (d_now, off_now), (d_before, off_before) = (batch_norm_factors(node, source) for node in (now, before))
         spread = np.abs(d_now - d_before) * (1.0 + 2.0**-50) + add_up(off_now, off_before)
         return diagonal_table(spread, repeats=math.prod(source.shape[2:]))
-    position = WEIGHTED[now.op]
-    old, new = before.args[position], now.args[position]
-    delta = new.detach().cpu().double() - old.detach().cpu().double()
+    position, delta = WEIGHTED[now.op], _delta(before, now)
     if not bool(torch.isfinite(delta).all()):
         return None
     args = tuple(delta if i == position else argument for i, argument in enumerate(now.args))
     table = operator_of(replace(now, args=args), source=source, effort=effort).table
-    rows = [
-        (mul_up(a, DIFFERENCE_SAFETY), mul_up(b, DIFFERENCE_SAFETY), mul_up(c, DIFFERENCE_SAFETY)) for a, b, c in table
-    ]
-    return rows[0], rows[1], rows[2]
+    return _safe(table)
+
+
+def _delta(before: Node, now: Node) -> torch.Tensor:
+    """The difference of two weights, each entry rounded once."""
+    position = WEIGHTED[now.op]
+    new: torch.Tensor = now.args[position]
+    old: torch.Tensor = before.args[position]
+    return new.detach().cpu().double() - old.detach().cpu().double()
+
+
+def sandwich_table(
+    outer: FloatArray,
+    inner: FloatArray,
+    *,
+    strides: tuple[tuple[int, ...], tuple[int, ...]],
+    dilations: tuple[tuple[int, ...], tuple[int, ...]],
+    slopes: tuple[float, float],
+) -> NormTable:
+    """Norm table that holds for outer∘D∘inner with every diagonal D of entries in [a, b], for convolutions of one group.
+
+    Args:
+        outer: float64 kernel, shape (c_out, c_between, k_1, …).
+        inner: float64 kernel, shape (c_between, c_in, k_1, …), as many axes.
+        strides: of the outer and of the inner convolution, per axis.
+        dilations: likewise.
+        slopes: a and b.
+
+    Returns:
+        The table; infinity for ∞→1, ∞→2 and 2→1.
+
+    Raises:
+        ValueError: if a kernel holds NaN or infinity.
+
+    Guarantee: at or above each norm, for every input size and zero padding. An entry of the product is Σ d_j·o_j·i_j
+        over paths j between two pixels; with P the sum of the positive and N that of the negative o_j·i_j, up to
+        sign, it lies within ±max(b⁺P + a⁻N, a⁻P + b⁺N). This only shrinks where borders cut paths off, so on the
+        infinite grid it makes a kernel of stride s_o·s_i, tap α of the inner and β of the outer kernel at α·d_i +
+        β·d_o·s_i, whose entries dominate. Its entries are not negative, so its symbol is largest at frequency 0.
+
+    Example:
+        >>> ones = np.ones((1, 1, 2))
+        >>> table = sandwich_table(ones, -ones, strides=((1,), (1,)), dilations=((1,), (1,)), slopes=(0.0, 1.0))
+        >>> [round(value, 9) for value in table[0]]
+        [4.0, 2.449489743, 2.0]
+    """
+    (outer, outer_scale), (inner, inner_scale) = scale_to_unit(outer), scale_to_unit(inner)
+    c_out, c_between, *outer_taps = outer.shape
+    c_in, inner_taps = inner.shape[1], inner.shape[2:]
+    axes = range(len(outer_taps))
+    O = np.moveaxis(outer, 1, -1).reshape(-1, c_between)  # noqa: E741
+    I = inner.reshape(c_between, -1)  # noqa: E741
+    O_up, O_down, I_up, I_down = np.maximum(O, 0.0), np.maximum(-O, 0.0), np.maximum(I, 0.0), np.maximum(-I, 0.0)
+    shape = (c_out, *outer_taps, c_in, *inner_taps)
+    P, N = (O_up @ I_up + O_down @ I_down).reshape(shape), (O_up @ I_down + O_down @ I_up).reshape(shape)
+    gaps = [dilations[0][axis] * strides[1][axis] for axis in axes]
+    sizes = [(outer_taps[x] - 1) * gaps[x] + (inner_taps[x] - 1) * dilations[1][x] + 1 for x in axes]
+    positive, negative = np.zeros((c_out, c_in, *sizes)), np.zeros((c_out, c_in, *sizes))
+    for tap in np.ndindex(*outer_taps):
+        place = [
+            slice(tap[x] * gaps[x], sizes[x] - (outer_taps[x] - 1 - tap[x]) * gaps[x], dilations[1][x]) for x in axes
+        ]
+        positive[(slice(None), slice(None), *place)] += P[(slice(None), *tap)]
+        negative[(slice(None), slice(None), *place)] += N[(slice(None), *tap)]
+    up, down = max(slopes[1], 0.0), max(-slopes[0], 0.0)
+    dominating = np.maximum(up * positive + down * negative, down * positive + up * negative)
+    dominating, own_scale = scale_to_unit(dominating + LEAST_ENTRY)  # so that no square underflows where it counts
+    phases = polyphase(dominating, steps=tuple(strides[0][x] * strides[1][x] for x in axes))
+    sums_of_taps = phases.reshape(*phases.shape[:2], -1).sum(axis=2)
+    rows, columns = sums_of_taps.sum(axis=1), sums_of_taps.sum(axis=0)
+    row_squares, column_squares = ((phases**2).sum(axis=(j, *range(2, phases.ndim))) for j in (1, 0))
+    scale = mul_up(mul_up(outer_scale, inner_scale), own_scale)
+    num_operations = 2 * c_between + math.prod(outer_taps) + phases.size + 16
+
+    def bound(value: float) -> float:
+        return mul_up(inflate(value, num_operations=num_operations), scale)
+
+    spectral = min(
+        bound(largest_singular_value_up(sums_of_taps)),
+        between_dual_bounds(bound(float(columns.max())), bound(float(rows.max()))),
+    )
+    return (
+        (bound(float(columns.max())), bound(sqrt_up(float(column_squares.max()))), bound(float(phases.max()))),
+        (math.inf, spectral, bound(sqrt_up(float(row_squares.max())))),
+        (math.inf, math.inf, bound(float(rows.max()))),
+    )
+
+
+def _sandwich(before: Node, delta: torch.Tensor, old: Recording, anchor: Anchor) -> Row | None:
+    """‖ΔA·D·B‖ over all secants D, times the row of what B reads, where two convolutions enclose an activation."""
+    activation = old.nodes[before.parents[0]]
+    if len(activation.parents) != 1 or not isinstance(activation.args[0], Ref):
+        return None
+    inner = old.nodes[activation.parents[0]]
+    if inner.op != "convolution" or inner.shape != activation.shape:
+        return None
+    first, last = _plain_convolution(inner), _plain_convolution(before)
+    if first is None or last is None:
+        return None
+    slopes = slope_range(activation.op, args=activation.args[1:], kwargs=activation.kwargs, dtype=inner.dtype)
+    A, B = delta.numpy(), inner.args[1].detach().cpu().double().numpy()
+    if slopes is None or A.ndim != B.ndim:
+        return None
+    low, high = float(slopes[0].min()), float(slopes[1].max())
+    reach = [(k - 1) * d * s for k, d, s in zip(A.shape[2:], last[1], first[0], strict=True)]
+    reach = [far + (k - 1) * d + 1 for far, k, d in zip(reach, B.shape[2:], first[1], strict=True)]
+    num_entries = A.shape[0] * B.shape[1] * math.prod(reach)
+    flops = 8.0 * A.size * B.size / A.shape[1]
+    if flops > SANDWICH_FLOPS or num_entries > SANDWICH_ENTRIES or not max(-low, high) < STEEP:
+        return None
+    table = sandwich_table(A, B, strides=(last[0], first[0]), dilations=(last[1], first[1]), slopes=(low, high))
+    return _through(anchor.rows[inner.parents[0]], _safe(table))
+
+
+def _plain_convolution(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Stride and dilation per axis; None for transposed or grouped convolutions and other data."""
+    stride, dilation = node.args[3], node.args[5]
+    axes = node.args[1].ndim - 2
+    if node.args[6] or node.args[8] != 1 or not isinstance(node.args[0], Ref) or axes < 1:
+        return None
+    return tuple(stride) * (axes if len(stride) == 1 else 1), tuple(dilation) * (axes if len(dilation) == 1 else 1)
+
+
+def _safe(table: NormTable) -> NormTable:
+    """Norms of a computed difference as norms of the true one."""
+    return scaled_table(table, DIFFERENCE_SAFETY)
 
 
 def _same_but_weights(before: Node, now: Node) -> bool:

@@ -18,9 +18,11 @@ from sensitivity.composing.network import Knot, Network
 from sensitivity.rounding import FloatArray, add_up, mul_up, sqrt_up
 from sensitivity.semidefinite.constraints import Constraint, Slopes, WholeNorm, Windows
 from sensitivity.semidefinite.footprints import Grids
-from sensitivity.semidefinite.program import Program, suited
+from sensitivity.semidefinite.program import Program, suited, values_of
 from sensitivity.semidefinite.relaxation import ball_up, unit_vectors_up
 from sensitivity.semidefinite.torus import torus_up
+
+LARGE = 1e30  # steeper slopes and larger weights, and slopes below the inverse, are left to other methods
 
 
 def relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, work: Work) -> float | None:
@@ -40,7 +42,9 @@ def relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, 
     """
     stray = strays(network)[len(network.knots) + 1]
     program, grids, steepest = program_of(network)
-    if not math.isfinite(stray) or not program.constraints or steepest == 0.0:
+    if not math.isfinite(stray) or not program.constraints or not 1.0 / LARGE < steepest < LARGE:
+        return None
+    if any(float(np.abs(values_of(A)).max(initial=0.0)) > LARGE for terms in program.reads for A in terms.values()):
         return None
     root = sqrt_up(float(network.num_out)) if q == 1.0 else 1.0
     off = mul_up(stray, mul_up(root, sqrt_up(float(network.num_in)) if p == math.inf else 1.0))
@@ -49,9 +53,8 @@ def relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, 
         known = bounds * ((1.0 + 2.0**-50) / steepest)
         value: float | None = unit_vectors_up(program, q=q, bounds=known, grids=grids, spend=work.spend)
     else:
-        candidates = [ball_up(program, p=p, q=q, spend=work.spend)]
-        if p == q == 2.0:
-            candidates.append(torus_up(program, grids, spend=work.spend))
+        candidates = [torus_up(program, grids, spend=work.spend)] if p == q == 2.0 else []
+        candidates.append(ball_up(program, p=p, q=q, spend=work.spend))
         value = min((found for found in candidates if found is not None), default=None)
     return None if value is None else add_up(mul_up(value, steepest), off)
 

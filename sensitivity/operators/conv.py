@@ -24,9 +24,10 @@ from sensitivity.rounding import FloatArray, add_up, inflate, mul_up, norm2_up, 
 from sensitivity.spectra.conv_gram import conv_singular_value_up
 from sensitivity.spectra.dense import largest_singular_value_up
 from sensitivity.spectra.scaling import inf_to_1_up, inf_to_2_up, two_to_1_up
-from sensitivity.spectra.symbol import symbol_bound
+from sensitivity.spectra.symbol import least_symbol_flops, patch_bound, symbol_bound
 
 IntArray = NDArray[np.int64]
+LEAST_FOR_SYMBOLS = 1e7  # symbol_flops from which the coarsest grid of a symbol is paid for, whatever it costs
 MAX_HITS = 2**26  # entries of an (outputs × taps) table along one axis: 512 MiB
 
 
@@ -60,7 +61,8 @@ def conv_table(
         W: float64 kernel, shape (c_out, c_in/groups, k_1, …), one to three axes.
         geometry: sizes, stride, padding, dilation and groups.
         dense_entries: build one group's matrix and take its singular value if it has at most this many entries.
-        symbol_flops: floating-point operations to spend on the symbol bound of 2→2.
+        symbol_flops: floating-point operations to spend on the symbol bound of 2→2. Below LEAST_FOR_SYMBOLS, patches
+            bound the kernels for which it does not suffice.
         flops: floating-point operations to spend on the banded certificate of 2→2, and on ∞→1, ∞→2 and 2→1 by
             diagonal scaling where one group's matrix has at most `dense_entries` entries.
 
@@ -236,18 +238,23 @@ def _spectral_bound(
 ) -> tuple[float, str]:
     """The largest 2→2 norm of a group: symbol bounds for all, better certificates from the largest of these downward."""
     share = symbol_flops / len(per_group)
+    stride, dilation, first = geometry.stride, geometry.dilation, "symbol"
     if is_small and len(per_group) == 1:
         symbols = [math.inf]
+    elif symbol_flops < LEAST_FOR_SYMBOLS and share < least_symbol_flops(
+        per_group[0], stride=stride, dilation=dilation
+    ):
+        symbols, first = [patch_bound(W, stride=stride, dilation=dilation) for W in per_group], "patches"
     else:
-        symbols = [symbol_bound(W, stride=geometry.stride, dilation=geometry.dilation, flops=share) for W in per_group]
-    best, how = 0.0, "symbol"
+        symbols = [symbol_bound(W, stride=stride, dilation=dilation, flops=share) for W in per_group]
+    best, how = 0.0, first
     for group in np.argsort(symbols)[::-1]:
         if symbols[group] <= best:
             break
         found = _better_than_symbol(
             per_group[group], geometry, is_small=is_small, flops=flops / len(per_group), symbol_flops=share
         )
-        value, its_how = min((symbols[group], "symbol"), found)
+        value, its_how = min((symbols[group], first), found)
         if value > best:
             best, how = value, its_how
     return best, how
@@ -259,7 +266,7 @@ def _better_than_symbol(
     """A dense or banded certificate of one group's 2→2 norm, or a finer symbol where the work suffices for neither."""
     if is_small:
         return largest_singular_value_up(conv_matrix(kernel, geometry=geometry).toarray()), "dense Cholesky"
-    if math.prod(kernel.shape[2:]) > 1:  # with one tap the symbol is the operator
+    if flops > 0.0 and math.prod(kernel.shape[2:]) > 1:  # with one tap the symbol is the operator
         found = conv_singular_value_up(
             kernel,
             reads=[pixels_read(geometry, axis, num_taps) for axis, num_taps in enumerate(kernel.shape[2:])],

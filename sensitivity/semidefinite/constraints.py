@@ -24,6 +24,7 @@ from scipy import sparse
 from sensitivity.rounding import FloatArray
 
 LEAST_WIDTH = 1e-5  # slopes closer than this share of the steepest are pulled apart: equality has no finite multiplier
+LEAST_SLOPE = 2.0**-100  # smaller slopes are widened to this or to 0: their products would underflow
 LEAST_RADIUS = 1e-10  # share of ‖u‖² that a window's squared radius has at least, for the same reason
 TINY = 1e-200
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -114,9 +115,19 @@ class Slopes:
         return bool((self.low <= 0.0).all() and (self.high >= 0.0).all())
 
     def widened(self) -> Slopes:
-        """The same with intervals of some least width, around those given."""
+        """Intervals around those given that have some least width and no ends that are tiny but not 0."""
+        low, high = self.low, self.high
+        low = np.where(
+            (low > 0.0) & (low < LEAST_SLOPE), 0.0, np.where((low < 0.0) & (low > -LEAST_SLOPE), -LEAST_SLOPE, low)
+        )
+        high = np.where(
+            (high < 0.0) & (high > -LEAST_SLOPE), 0.0, np.where((high > 0.0) & (high < LEAST_SLOPE), LEAST_SLOPE, high)
+        )
+        return Slopes(low=low, high=high)._apart()
+
+    def _apart(self) -> Slopes:
         steepest = np.maximum(np.abs(self.low), np.abs(self.high))
-        missing = np.maximum(LEAST_WIDTH * np.maximum(steepest, TINY) - (self.high - self.low), 0.0)
+        missing = np.maximum(LEAST_WIDTH * np.maximum(steepest, LEAST_SLOPE) - (self.high - self.low), 0.0)
         return Slopes(low=self.low - missing, high=self.high + missing)
 
     def lifted(self, U: FloatArray, directions: FloatArray) -> FloatArray:
@@ -270,7 +281,7 @@ class WholeNorm:
 
     def form(self, multipliers: FloatArray) -> Form:
         """M·(‖z‖² − L²·‖u‖²), m the least of the multipliers, which all are the same."""
-        least = float(multipliers.min())
+        least = float(multipliers.min()) if multipliers.size else 1.0
         # The margin exceeds the roundings of the product, and more of it only weakens the constraint.
         taken = np.full(self.num_read, -least * self.factor * self.factor * (1.0 + 2.0**-48))
         return Form(own=np.full(self.size, least), cross=None, C=None, products=((None, taken),))

@@ -90,6 +90,12 @@ def num_stored(A: Matrix) -> int:
     return A.nnz if isinstance(A, sparse.csr_array) else A.size
 
 
+def values_of(A: Matrix) -> Numbers:
+    """Stored values, in any order."""
+    values: Numbers = A if isinstance(A, np.ndarray) else A.data
+    return values
+
+
 def suited(A: sparse.csr_array) -> Matrix:
     """A matrix as dense as its products are fast."""
     entries = A.shape[0] * A.shape[1]

@@ -17,6 +17,7 @@ P − ε·I ⪰ δ·I is proven by a Cholesky factorisation of P − (δ + ε + 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,8 @@ from sensitivity.semidefinite.program import Matrix, Numbers, Program, adjoint
 from sensitivity.spectra.dense import largest_singular_value_up
 
 WIDENINGS = (2e-4, 2e-3, 1e-2, 5e-2, 0.3)  # multipliers are raised by these shares until P is positive definite
-MAX_SIDE = 6500  # of P: 340 MB, held twice
+MAX_SIDE = 5000  # of P: 200 MB, held three times
+HUGE = 1e80  # multipliers beyond this or below its inverse are not used
 UNDERFLOW = 2.0**-400  # more than all products that underflow can add up to
 
 
@@ -75,6 +77,8 @@ def columns_up(program: Program, found: Multipliers, *, q: float) -> FloatArray 
 
     Guarantee: at or above the largest ‖y‖_q over the program for each unit vector; see the module's text.
     """
+    if not _is_ordinary(found):
+        return None
     for widening in WIDENINGS:
         response = _response(program, found, q=q, widening=widening, diagonal=True)
         if response is not None:
@@ -100,6 +104,8 @@ def norm_up(programs: list[Program], found: Multipliers, *, p: float, q: float) 
     Guarantee: at or above the largest ‖y‖_q over the program; see the module's text. The multipliers are the same for
         all programs.
     """
+    if not _is_ordinary(found):
+        return None
     for widening in WIDENINGS:
         square, scales = 0.0, None
         for program in programs:
@@ -114,6 +120,12 @@ def norm_up(programs: list[Program], found: Multipliers, *, p: float, q: float) 
             around = mul_up(inflate(size, num_operations=scales.size + 4), _output_factor(found, q=q))
             return sqrt_up(mul_up(square, around))
     return None
+
+
+def _is_ordinary(found: Multipliers) -> bool:
+    """Whether products of multipliers, slopes and scales stay far from the ends of float64."""
+    numbers = np.concatenate([np.full(1, found.value), found.source, found.output, *found.knots])
+    return bool((numbers > 1.0 / HUGE).all() and (numbers < HUGE).all())
 
 
 def _output_factor(found: Multipliers, *, q: float) -> float:
@@ -193,9 +205,10 @@ class _Assembly:
             constraint.form(weights * (1.0 + widening))
             for constraint, weights in zip(program.constraints, found.knots, strict=True)
         ]
-        ratio = max(found.value, 1e-100) ** 2 / _output_factor(found, q=q) / float(np.sum(found.source))
-        ratio *= sizes[0] if bool((found.source == found.source[0]).all()) else 1.0
-        self.scales: FloatArray = np.sqrt(found.source) * 2.0 ** round(0.5 * np.log2(ratio))
+        # About the size of the answer, so that H and P are of one size; any positive scales are right.
+        size = float(np.sum(found.source)) if bool(np.ptp(found.source) > 0.0) else float(found.source[0])
+        ratio = found.value**2 / _output_factor(found, q=q) / size
+        self.scales: FloatArray = np.sqrt(np.broadcast_to(found.source, (n,))) * 2.0 ** round(0.5 * math.log2(ratio))
         self.factors = [1.0 / self.scales] + [2.0 ** -np.round(0.5 * np.log2(form.own)) for form in forms]
         for k, form in enumerate(forms, start=1):
             own = form.own * self.factors[k] ** 2

@@ -179,3 +179,17 @@ def test_single_pixels_and_single_channels_are_exact_or_refused(head):
     assert min(found) >= truth * (1 - 1e-6)
     if not (isinstance(head, nn.Conv2d) and head.padding_mode != "zeros"):  # two operators, 9 = √81 copies of a pixel
         assert max(found) <= truth * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("write", ["squeeze_", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_"])
+def test_a_shape_changed_in_place_is_refused(write: str) -> None:
+    """The head would see the old sizes while it is recorded: 1·x for what runs as 4·x."""
+
+    class Changed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (1.0 * x) if write == "t_" else (1.0 * x).view(-1, 1, 4)
+            getattr(y, write)(*{"squeeze_": (1,), "unsqueeze_": (1,), "t_": ()}.get(write, (1, 2)))
+            return y * float(y.shape[1]) if y.dim() == 3 else 100.0 * y
+
+    with pytest.raises(UnsupportedModuleError, match="in place"):
+        certify(Changed(), p=1, q=1, input_shape=4)

@@ -6,7 +6,7 @@ import torch
 from dense_oracle import dense_matrix, dense_norm
 from torch import nn
 
-from sensitivity.spectra.symbol import _grid_factor, grid_sizes, polyphase, symbol_bound
+from sensitivity.spectra.symbol import _grid_factor, grid_sizes, patch_bound, polyphase, symbol_bound
 
 
 def test_three_ones_with_stride_2_and_dilation_2_reach_2_998():
@@ -32,6 +32,34 @@ def test_no_dilated_strided_kernel_exceeds_its_symbol_bound(seed):
     kernel = layer.weight.detach().double().numpy()[:, :, None, :]
     bound = symbol_bound(kernel, stride=(1, s), dilation=(1, d))
     assert truth * (1 - 1e-14) <= bound
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_dilated_strided_kernel_exceeds_its_patch_bound(seed):
+    """Dense comparison; odd seeds have equal taps, where the bound is nearly attained, so a smaller one would fail."""
+    random = np.random.default_rng(seed)
+    k, s, d = int(random.integers(1, 6)), int(random.integers(1, 4)), int(random.integers(1, 5))
+    channels = random.integers(1, 5, size=2)
+    layer = nn.Conv1d(int(channels[0]), int(channels[1]), k, stride=s, dilation=d, padding=1, bias=False)
+    torch.manual_seed(seed)
+    nn.init.normal_(layer.weight)
+    if seed % 2:
+        layer.weight.data[:] = layer.weight.data[:, :, :1]
+    truth = dense_norm(dense_matrix(layer, (int(channels[0]), d * (k - 1) + 1 + 6 * s * d)), 2, 2)
+    kernel = layer.weight.detach().double().numpy()
+    bound = patch_bound(kernel, stride=(s,), dilation=(d,))
+    assert truth <= bound * (1 + 1e-14)
+    assert bound <= math.sqrt(k) * symbol_bound(kernel, stride=(s,), dilation=(d,), flops=1e8)
+
+
+def test_equal_taps_attain_the_patch_bound():
+    """By hand: k ones of stride 1 on a long input approach k; the Gram matrix of one patch is k, in k patches."""
+    layer = nn.Conv1d(1, 1, 5, bias=False)
+    nn.init.ones_(layer.weight)
+    truth = dense_norm(dense_matrix(layer, (1, 400)), 2, 2)
+    bound = patch_bound(np.ones((1, 1, 5)), stride=(1,), dilation=(1,))
+    assert truth <= bound == pytest.approx(5.0, rel=1e-12)
+    assert truth >= 0.999 * bound
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6])
