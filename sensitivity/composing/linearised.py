@@ -22,7 +22,7 @@ from sensitivity.composing.linear_map import (
 )
 from sensitivity.composing.network import Knot, Network
 from sensitivity.norms import NormTable, added_table, product_table, scaled_table, smaller_table
-from sensitivity.rounding import add_up, mul_up, sqrt_up
+from sensitivity.rounding import add_up, mul_up
 from sensitivity.spectra.sparse import sparse_table, spectral_flops
 
 
@@ -164,23 +164,25 @@ def strays(network: Network) -> dict[int, float]:
         network: the head.
 
     Returns:
-        For each reader (the output is reader len(knots) + 1) a bound on ‖J_j(D) − Ĵ_j(D)‖_F; infinity behind a knot
-        that is no activation.
+        For each reader (the output is reader len(knots) + 1) a bound on ‖J_j(D) − Ĵ_j(D)‖₂.
 
-    Guarantee: holds for every choice of secants D, by induction over the knots with ‖AB − ÂB̂‖ ≤ ‖A − Â‖‖B‖ +
-        ‖Â‖‖B − B̂‖ in Frobenius norms.
+    Guarantee: holds for every choice of secants D (of knots that are no activations: matrices of 2→2 norm within their
+        table's), by induction over the knots with ‖AB − ÂB̂‖ ≤ ‖A − Â‖‖B‖ + ‖Â‖‖B − B̂‖ in 2-norms.
     """
-    size: dict[int, float] = {0: sqrt_up(float(network.num_in))}
+    size: dict[int, float] = {0: 1.0}
     off: dict[int, float] = {0: 0.0}
     found: dict[int, float] = {}
     reads = [knot.reads for knot in network.knots] + [network.output]
     for j, terms in enumerate(reads, start=1):
-        norms = [(frobenius(A.matrix), A.error, size[i], off[i]) for i, A in terms.items()]
-        found[j] = add_up(*[add_up(mul_up(error, own), mul_up(F, moved)) for F, error, own, moved in norms])
+        norms = [
+            (add_up(min(frobenius(A.matrix), A.table[1][1]), A.error), A.error, size[i], off[i])
+            for i, A in terms.items()
+        ]  # of the true map and of the stored one alike
+        found[j] = add_up(*[add_up(mul_up(error, own), mul_up(norm, moved)) for norm, error, own, moved in norms])
         if j > len(network.knots):
             break
         steepest = network.knots[j - 1].steepest
         factor = network.knots[j - 1].table[1][1] if steepest is None else float(steepest.max(initial=0.0))
-        size[j] = mul_up(factor, add_up(*[mul_up(add_up(F, error), own) for F, error, own, _ in norms]))
+        size[j] = mul_up(factor, add_up(*[mul_up(norm, own) for norm, _, own, _ in norms]))
         off[j] = mul_up(factor, found[j])
     return found

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from sensitivity.semidefinite.constraints import IntArray
-from sensitivity.semidefinite.program import Matrix, Program, num_stored
+from sensitivity.semidefinite.program import Matrix, Program, values_of
 
 MAX_CHECKED = 8_000_000  # entries of a matrix that is compared with itself shifted: some 500 MB on the way
 Grid = tuple[int, ...]
@@ -107,7 +107,7 @@ def leaders(program: Program, grids: Grids | None, footprints: list[Footprint]) 
     """
     own: IntArray = np.arange(len(footprints))
     steps = None if grids is None else steps_of(grids)
-    large = any(num_stored(A) > MAX_CHECKED for terms in program.reads for A in terms.values())
+    large = any(np.count_nonzero(values_of(A)) > MAX_CHECKED for terms in program.reads for A in terms.values())
     if grids is None or steps is None or large or not is_shift_invariant(program, grids, steps):
         return own
     boxes = [_boxes(grids, footprint) for footprint in footprints]

@@ -32,7 +32,7 @@ from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray
 from sensitivity.semidefinite.constraints import Constraint, IntArray, Slopes, WholeNorm
 from sensitivity.semidefinite.footprints import MAX_CHECKED, Grid, Grids, is_shift_invariant, steps_of
 from sensitivity.semidefinite.lifting import BALL_STEPS, multipliers
-from sensitivity.semidefinite.program import Matrix, Program, num_stored
+from sensitivity.semidefinite.program import Matrix, Program, values_of
 from sensitivity.semidefinite.response import MAX_SIDE, norm_up, response_flops
 
 MAX_NUMBERS = 12_000_000  # complex entries of all frequencies' matrices: 190 MB
@@ -122,7 +122,9 @@ def torus_up(program: Program, grids: Grids, *, spend: Spend) -> float | None:
     Guarantee: at or above the largest ‖y‖₂; see the module's text.
     """
     steps = steps_of(grids)
-    if steps is None or any(num_stored(A) > MAX_CHECKED for terms in program.reads for A in terms.values()):
+    if steps is None or any(
+        np.count_nonzero(values_of(A)) > MAX_CHECKED for terms in program.reads for A in terms.values()
+    ):
         return None
     if not is_shift_invariant(program, grids, steps):
         return None
