@@ -18,7 +18,7 @@ from sensitivity.composing.network import Knot, Network
 from sensitivity.rounding import FloatArray, add_up, mul_up, sqrt_up
 from sensitivity.semidefinite.constraints import Constraint, Slopes, WholeNorm, Windows
 from sensitivity.semidefinite.footprints import Grids
-from sensitivity.semidefinite.program import Program, suited, values_of
+from sensitivity.semidefinite.program import Matrix, Program, values_of
 from sensitivity.semidefinite.relaxation import ball_up, unit_vectors_up
 from sensitivity.semidefinite.torus import torus_up
 
@@ -66,18 +66,19 @@ def program_of(network: Network) -> tuple[Program, Grids, float]:
         activation was left out, the factor times the output's norms is at least as large as with it.
     """
     knots, output, shape_out, factor = network.knots, network.output, network.shape_out, 1.0
-    reads = [{i: A.matrix for i, A in knot.reads.items()} for knot in knots]
-    last = {i: A.matrix for i, A in output.items()}
+    reads: list[dict[int, Matrix]] = [{i: A.matrix for i, A in knot.reads.items()} for knot in knots]
+    last: dict[int, Matrix] = {i: A.matrix for i, A in output.items()}
     steepest = knots[-1].steepest
     if steepest is not None and list(output) == [len(knots)] and is_identity(output[len(knots)].matrix):
         factor = float(steepest.max(initial=0.0))
         shares = _powers_above(steepest, top=max(factor, 2.0**-1000))
-        last = {i: _scaled_rows(A, shares) for i, A in reads.pop().items()}
+        reads.pop()
+        last = {i: _scaled_rows(A.matrix, shares) for i, A in knots[-1].reads.items()}
         shape_out, knots = knots[-1].shape_read, knots[:-1]
     program = Program(
         num_in=network.num_in,
         num_out=network.num_out,
-        reads=tuple({i: suited(A) for i, A in terms.items()} for terms in (*reads, last)),
+        reads=(*reads, last),
         constraints=tuple(_constraint(knot) for knot in knots),
     )
     grids = Grids(

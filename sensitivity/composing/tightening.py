@@ -20,6 +20,7 @@ from sensitivity.composing.relaxed import relaxed
 from sensitivity.norms import norm_index
 from sensitivity.rounding import FloatArray, mul_up
 
+HULL_SHARE = 0.4  # of the work on columns may go into hulls, which only tell columns that matter from others
 LEAST = 1e-50  # smaller bounds are left to `norm_dp`, which is exact where numbers underflow
 BOUNDED = (
     *("tanh", "sigmoid", "hardsigmoid", "hardtanh", "clamp", "atan", "sin", "cos", "erf", "softmax", "_softmax"),
@@ -127,7 +128,8 @@ def _candidates(
         return found
     known = min(expanded, composed.value)
     if p == 1.0:
-        found += _by_columns("columns", network, maps, q=q, known=known, work=Work(flops=work.flops / 2.0))
+        share = Work(flops=work.flops / 2.0) if q == math.inf else work  # the rest is for rows
+        found += _by_columns("columns", network, maps, q=q, known=known, work=share)
     elif q != math.inf:
         found += _relaxed(network, p=p, q=q, bounds=None, work=work)
     turned = transposed(network) if q == math.inf else None
@@ -142,11 +144,14 @@ def _by_columns(
 ) -> list[tuple[str, float]]:
     """Bounds column by column, by hulls and by relaxation."""
     bounds, found = np.full(network.num_in, known), list[tuple[str, float]]()
+    share = Work(flops=HULL_SHARE * work.flops)
+    work.spend(share.flops)
     try:
-        bounds = np.minimum(bounds, Columns(network, maps, work=work).bounds(norm_index(q)))
+        bounds = np.minimum(bounds, Columns(network, maps, work=share).bounds(norm_index(q)))
         found.append((name, float(bounds.max())))
     except TooLargeError:
         pass
+    work.flops += share.flops  # what was left of it
     return found + (_relaxed(network, p=1.0, q=q, bounds=bounds, work=work) if q != math.inf else [])
 
 

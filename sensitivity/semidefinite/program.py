@@ -6,7 +6,7 @@ A_yi·z_i. A program asks for the largest ‖y‖_q over ‖x‖_p ≤ 1; every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,11 @@ class Program:
     def num_entries(self) -> int:
         """Entries of all matrices, as their products see them."""
         return sum(num_stored(A) for terms in self.reads for A in terms.values())
+
+    def suited(self) -> Program:
+        """The same with matrices as dense as their products are fast."""
+        reads = tuple({i: suited(sparse.csr_array(A)) for i, A in terms.items()} for terms in self.reads)
+        return replace(self, reads=reads)
 
 
 def restricted(program: Program, kept: list[IntArray], *, rows: list[IntArray]) -> Program:

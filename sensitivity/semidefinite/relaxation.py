@@ -10,10 +10,11 @@ from sensitivity.rounding import FloatArray
 from sensitivity.semidefinite.constraints import IntArray
 from sensitivity.semidefinite.footprints import Footprint, Grids, Reach, leaders
 from sensitivity.semidefinite.lifting import BALL_STEPS, STEPS, lifting_flops, multipliers
-from sensitivity.semidefinite.program import Program, restricted
+from sensitivity.semidefinite.program import Program, restricted, values_of
 from sensitivity.semidefinite.response import MAX_SIDE, columns_up, norm_up, response_flops
 
 ATTEMPTS = 2.0  # factorisations that one bound takes, as a rule
+ENTRY_FLOPS = 40.0  # work that looking at one entry stands for
 Spend = Callable[[float], bool]
 
 
@@ -31,10 +32,12 @@ def ball_up(program: Program, *, p: float, q: float, spend: Spend) -> float | No
 
     Guarantee: at or above the largest ‖y‖_q.
     """
-    cost = lifting_flops(program, steps=BALL_STEPS) + ATTEMPTS * response_flops(program)
-    if sum(program.sizes) > MAX_SIDE or not spend(cost):
+    if sum(program.sizes) > MAX_SIDE:
         return None
-    return norm_up([program], multipliers(program, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
+    fast = program.suited()
+    if not spend(lifting_flops(fast, steps=BALL_STEPS) + ATTEMPTS * response_flops(fast)):
+        return None
+    return norm_up([fast], multipliers(fast, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
 
 
 def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Grids | None, spend: Spend) -> float:
@@ -55,10 +58,11 @@ def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Gr
         reach the same entries.
     """
     best = bounds.copy()
-    if not spend(20.0 * program.num_in * program.num_entries / max(program.num_in, 1) * 8.0):
+    stored = sum(np.count_nonzero(values_of(A)) for terms in program.reads for A in terms.values())
+    if not spend(ENTRY_FLOPS * stored):
         return float(best.max())
     reach = Reach(program)
-    if not spend(50.0 * program.num_in * _reached(reach.footprint(program.num_in // 2))):
+    if not spend(ENTRY_FLOPS * program.num_in * reach.footprint(program.num_in // 2).size):
         return float(best.max())
     footprints = [reach.footprint(column) for column in range(program.num_in)]
     leader = leaders(program, grids, footprints)
@@ -78,10 +82,6 @@ def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Gr
         own = np.full(program.num_in, np.inf)
         own[group] = found
         best = np.minimum(best, own[leader])
-
-
-def _reached(footprint: Footprint) -> float:
-    return float(footprint.size)
 
 
 def _group_up(
