@@ -71,7 +71,8 @@ def program_of(network: Network) -> tuple[Program, Grids, float]:
     steepest = knots[-1].steepest
     if steepest is not None and list(output) == [len(knots)] and is_identity(output[len(knots)].matrix):
         factor = float(steepest.max(initial=0.0))
-        shares = _powers_above(steepest, top=max(factor, 2.0**-1000))
+        factor = max(factor, 2.0**-1000)
+        shares = _powers_above(steepest, top=factor)
         reads.pop()
         last = {i: _scaled_rows(A.matrix, shares) for i, A in knots[-1].reads.items()}
         shape_out, knots = knots[-1].shape_read, knots[:-1]

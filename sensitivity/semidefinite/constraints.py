@@ -65,6 +65,9 @@ class Constraint(Protocol):
     def lifted(self, U: FloatArray, directions: FloatArray) -> FloatArray:
         """The point of the ball in unit directions, row by row."""
 
+    def directed(self, V: FloatArray) -> FloatArray:
+        """Unit directions along V, one per ball."""
+
     def pulled_back(self, U: FloatArray, G: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """For a gradient G in z: unit directions, the gradient in u, and multipliers."""
 
@@ -136,6 +139,10 @@ class Slopes:
         point: FloatArray = ((self.low + self.high) / 2.0)[:, None] * U + (half * row_lengths(U))[:, None] * directions
         return point
 
+    def directed(self, V: FloatArray) -> FloatArray:
+        """Row by row."""
+        return unit_rows(V, row_lengths(V))
+
     def pulled_back(self, U: FloatArray, G: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Directions G/‖G‖; multipliers ‖G‖/(2ρ), from the stationarity of the Lagrangian in z."""
         half = (self.high - self.low) / 2.0
@@ -204,6 +211,10 @@ class Windows:
         point: FloatArray = self.mean @ U + self._radii(U)[:, None] * directions
         return point
 
+    def directed(self, V: FloatArray) -> FloatArray:
+        """Row by row."""
+        return unit_rows(V, row_lengths(V))
+
     def pulled_back(self, U: FloatArray, G: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """As for slopes; ∂ρ/∂u_w = (1 − 1/k)(u_w − ū)/ρ."""
         pull, radii = row_lengths(G), self._radii(U)
@@ -269,9 +280,13 @@ class WholeNorm:
 
     def lifted(self, U: FloatArray, directions: FloatArray) -> FloatArray:
         """The whole of the directions, scaled to length factor·‖u‖."""
-        length = float(np.linalg.norm(directions))
-        point: FloatArray = directions * (self.factor * float(np.linalg.norm(U)) / max(length, TINY))
+        length = max(float(np.linalg.norm(directions)), TINY)
+        point: FloatArray = directions * (self.factor * float(np.linalg.norm(U)) / length)
         return point
+
+    def directed(self, V: FloatArray) -> FloatArray:
+        """All rows as one."""
+        return V / max(float(np.linalg.norm(V)), TINY)
 
     def pulled_back(self, U: FloatArray, G: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """One multiplier for all entries."""

@@ -77,6 +77,10 @@ class Reach:
         ]
         self._num_rows = [*(constraint.num_read for constraint in program.constraints), program.num_out]
 
+    def visits(self, footprint: Footprint) -> int:
+        """Entries that finding this footprint looks at."""
+        return sum(int(np.diff(A.indptr)[footprint.kept[i]].sum()) for terms in self._turned for i, A in terms.items())
+
     def footprint(self, column: int) -> Footprint:
         """What one input entry reaches."""
         kept: list[IntArray] = [np.array([column])]

@@ -75,7 +75,7 @@ def multipliers(
     source = _directions(program.num_in, rank, seed=0.3)
     if p == 2.0:
         source /= max(float(np.linalg.norm(source)), TINY)
-    directions = [_directions(c.size, rank, seed=0.7 + 0.1 * k) for k, c in enumerate(program.constraints)]
+    directions = [c.directed(_directions(c.size, rank, seed=0.7 + 0.1 * k)) for k, c in enumerate(program.constraints)]
     weights: list[FloatArray] = [np.ones(c.size) for c in program.constraints]
     pulls, lengths = np.ones(program.num_in), np.ones(program.num_out)
     value, previous = 0.0, list(directions)
@@ -97,7 +97,7 @@ def multipliers(
             turned, back, weights[k] = program.constraints[k].pulled_back(U[k], pulled[k + 1])
             momentum = step / (step + 3.0) if step < steps - PLAIN_STEPS else 0.0
             ahead = turned + momentum * (turned - previous[k])
-            directions[k], previous[k] = unit_rows(ahead, row_lengths(ahead)), turned
+            directions[k], previous[k] = program.constraints[k].directed(ahead), turned
             _pull(program, k, back, pulled)
         pulls = row_lengths(pulled[0])
         if not fixed:

@@ -14,7 +14,7 @@ from sensitivity.semidefinite.program import Program, restricted, values_of
 from sensitivity.semidefinite.response import MAX_SIDE, columns_up, norm_up, response_flops
 
 ATTEMPTS = 2.0  # factorisations that one bound takes, as a rule
-ENTRY_FLOPS = 40.0  # work that looking at one entry stands for
+ENTRY_FLOPS, VISIT_FLOPS = 40.0, 10.0  # work that handling one entry and looking at one stand for
 Spend = Callable[[float], bool]
 
 
@@ -62,7 +62,8 @@ def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Gr
     if not spend(ENTRY_FLOPS * stored):
         return float(best.max())
     reach = Reach(program)
-    if not spend(ENTRY_FLOPS * program.num_in * reach.footprint(program.num_in // 2).size):
+    middle = reach.footprint(program.num_in // 2)
+    if not spend(program.num_in * (ENTRY_FLOPS * middle.size + VISIT_FLOPS * reach.visits(middle))):
         return float(best.max())
     footprints = [reach.footprint(column) for column in range(program.num_in)]
     leader = leaders(program, grids, footprints)

@@ -270,7 +270,9 @@ class _Assembly:
                 if j > i:
                     continue
                 if i == 0 and self.O.ndim == 1:
-                    self.O += sign * _column_squares(G)
+                    squares = _column_squares(G)
+                    self.O += sign * squares
+                    self.added, self.num_added = self.added + 2.0 * float(squares.max()), self.num_added + 1
                 else:
                     self._add(i, j, sign * _gram(G, other, same=i == j), twice=False)
 
