@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from scipy import sparse
@@ -110,9 +111,9 @@ def leaders(program: Program, grids: Grids | None, footprints: list[Footprint]) 
     Guarantee: see the module's text.
     """
     own: IntArray = np.arange(len(footprints))
-    steps = None if grids is None else steps_of(grids)
     large = any(np.count_nonzero(values_of(A)) > MAX_CHECKED for terms in program.reads for A in terms.values())
-    if grids is None or steps is None or large or not is_shift_invariant(program, grids, steps):
+    steps = None if grids is None or large else steps_of(program, grids)
+    if grids is None or steps is None or not is_shift_invariant(program, grids, steps):
         return own
     boxes = [_boxes(grids, footprint) for footprint in footprints]
     periods = steps[0]
@@ -138,14 +139,57 @@ def _same_sizes(first: Footprint, second: Footprint) -> bool:
     return [part.size for part in (*first.kept, *first.rows)] == [part.size for part in (*second.kept, *second.rows)]
 
 
-def steps_of(grids: Grids) -> list[IntArray] | None:
-    """How far each grid moves per axis when all move by one period, the input first; None where they do not fit."""
+def steps_of(program: Program, grids: Grids) -> list[IntArray] | None:
+    """How far each grid moves per axis when all move by one period, the input first; None where they do not fit.
+
+    Strides are read off the matrices: along an axis, the first and the last entry of a row move by the stride from one
+    row to the next where no border cuts them. A wrong guess costs a check that fails, nothing else.
+    """
     rank = len(grids.x)
     if rank < 2 or any(len(grid) != rank for grid in grids.all):
         return None
-    strides = [[max(round(n / m), 1) for n, m in zip(grids.x[1:], grid[1:], strict=True)] for grid in grids.all]
-    periods = [math.lcm(*axis) for axis in zip(*strides, strict=True)]
-    return [np.array([period // s for period, s in zip(periods, stride, strict=True)]) for stride in strides]
+    periods_of: list[list[Fraction]] = []
+    for axis in range(rank - 1):
+        z, u = [Fraction(1)], list[Fraction]()
+        for k, terms in enumerate(program.reads):
+            found = {z[i] * _stride(A, grids.u[k], (grids.x, *grids.z)[i], axis) for i, A in terms.items()}
+            if len(found) != 1:
+                return None
+            u.append(found.pop())
+            if k < len(program.constraints):
+                pattern = getattr(program.constraints[k], "pattern", None)
+                stride = Fraction(1) if pattern is None else _stride(pattern, grids.z[k], grids.u[k], axis)
+                z.append(u[k] * stride)
+        periods_of.append([z[0], *u, *z[1:]])
+    steps = []
+    periods = [math.lcm(*(scale.numerator for scale in scales)) for scales in periods_of]
+    for number in range(len(grids.all)):
+        moved = [period / scales[number] for period, scales in zip(periods, periods_of, strict=True)]
+        if any(step.denominator != 1 for step in moved):
+            return None
+        steps.append(np.array([int(step) for step in moved]))
+    return steps
+
+
+def _stride(A: Matrix, rows: Grid, columns: Grid, axis: int) -> Fraction:
+    """Columns that a matrix moves by per row, along an axis."""
+    entries = sparse.csr_array(A).tocoo()
+    row = entries.row.astype(np.int64) // math.prod(rows[axis + 2 :]) % rows[axis + 1]
+    column = entries.col.astype(np.int64) // math.prod(columns[axis + 2 :]) % columns[axis + 1]
+    down = _largest_move(row, column, rows[axis + 1])
+    return (
+        Fraction(down) if down > 1 or rows[axis + 1] < 2 else Fraction(1, _largest_move(column, row, columns[axis + 1]))
+    )
+
+
+def _largest_move(along: IntArray, across: IntArray, size: int) -> int:
+    """How far the first or last place across moves per step along, at most; at least 1."""
+    first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+    np.minimum.at(first, along, across)
+    np.maximum.at(last, along, across)
+    seen = last >= 0
+    moves = np.abs(np.concatenate([np.diff(first[seen]), np.diff(last[seen])]))
+    return max(int(moves.max(initial=1)), 1)
 
 
 def is_shift_invariant(program: Program, grids: Grids, steps: list[IntArray]) -> bool:

@@ -121,7 +121,7 @@ def torus_up(program: Program, grids: Grids, *, spend: Spend) -> float | None:
 
     Guarantee: at or above the largest ‖y‖₂; see the module's text.
     """
-    steps = steps_of(grids)
+    steps = steps_of(program, grids)
     if steps is None or any(
         np.count_nonzero(values_of(A)) > MAX_CHECKED for terms in program.reads for A in terms.values()
     ):
