@@ -59,7 +59,7 @@ def certify(
         input_shape: shape of one record, batch dimension excluded.
         input_box: (low, high) that both inputs lie in, in the input's units: slopes are then local, the outputs'
             diameter is bounded, and the slack holds the rounding of the forward pass.
-        method: "auto" (the least of norms composed through 1, 2 and ∞, loop transformation, and columns or rows),
+        method: "auto" (the least of norms composed, loop transformation, columns or rows, and semidefinite relaxation),
             "fast" (the same with little work) or "product" (layer bounds in one norm multiplied; p = q only).
         budget_s: seconds that tightening may take with "auto". They are counted as 5·10⁹ floating-point operations
             each, planned beforehand, so that a certificate never depends on the machine; a slow one takes longer.
