@@ -24,6 +24,8 @@ from torch.nn.utils import parametrize
 from sensitivity import UnsupportedModuleError, certify, lower_bound
 
 NORMS = (1, 2, math.inf)
+WIDE = 1e4  # half the side of the box in which corners are looked for where there is none
+NUM_WIDE = 12
 ROUNDING = 1e-9  # relative: what a pair's ratio, computed in float64, may exceed a certificate by
 PADDING_MODES: tuple[Literal["zeros", "reflect", "replicate", "circular"], ...] = (
     *("zeros", "zeros", "zeros"),
@@ -257,21 +259,57 @@ def violation(case: Case, *, num_starts: int, num_steps: int) -> str | None:
     distance = float(torch.linalg.vector_norm((found.second - found.first).flatten(), ord=case.p))
     if distance > 0.0 and found.value * distance > certificate.map(distance) * (1 + ROUNDING):
         return f"a pair reaches {found.value!r}, certified {certificate.value!r} + {certificate.slack!r}/distance"
+    net = float64_net(case.head)
+    for first, second in wide_pairs(case, net):
+        far = float(torch.linalg.vector_norm((second - first).flatten(), ord=case.p))
+        with torch.no_grad():
+            outputs = net(torch.stack([first, second])).flatten(1)
+        moved = float(torch.linalg.vector_norm(outputs[1] - outputs[0], ord=case.q))
+        allowed = ROUNDING * float(
+            torch.linalg.vector_norm(outputs, ord=1)
+        )  # of two passes in float64, cancellation too
+        if far > 0.0 and moved > certificate.map(far) * (1 + ROUNDING) + allowed:
+            return f"records {far!r} apart move {moved!r}, certified {certificate.map(far)!r}"
     if case.linear and case.box is None:
-        truth = dense_norm(case)
+        truth = dense_norm(case, net)
         if truth is not None and truth > certificate.value * (1 + 1e-13):
             return f"the dense matrix has norm {truth!r}, certified {certificate.value!r}"
     return None
 
 
-def dense_norm(case: Case) -> float | None:
+def float64_net(head: nn.Module) -> nn.Module:
+    """A float64 copy with the weights that parametrisations compute in the head's own element type."""
+    net = copy.deepcopy(head)
+    for module in list(net.modules()):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+    return net.double()
+
+
+def wide_pairs(case: Case, net: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Opposite corners of the box, or of a wide one: those that gradients of single outputs point to, and of their sum.
+
+    Outputs in a range, and every output over a box, have a largest distance; ratios of close pairs never see it.
+    """
+    low, high = (-WIDE, WIDE) if case.box is None else case.box
+    centre = torch.full((1, *case.input_shape), (low + high) / 2.0, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(case.seed)
+    starts = centre + (high - low) * 0.1 * torch.randn(
+        NUM_WIDE, *case.input_shape, generator=generator, dtype=torch.float64
+    )
+    starts = starts.clamp(low, high).requires_grad_(True)
+    outputs = net(starts).flatten(1)
+    kinds = torch.arange(NUM_WIDE) % (outputs.shape[1] + 1)
+    aims = torch.cat([outputs, outputs.sum(1, keepdim=True)], 1).gather(1, kinds[:, None])
+    (slopes,) = torch.autograd.grad(aims.sum(), starts)
+    signs = torch.where(slopes == 0.0, torch.sign(starts - centre), torch.sign(slopes)).detach()
+    middle, half = (low + high) / 2.0, (high - low) / 2.0
+    return [(middle - half * sign, middle + half * sign) for sign in signs]
+
+
+def dense_norm(case: Case, net: nn.Module) -> float | None:
     """The norm of a linear head's matrix, or None where it would take long."""
     size = math.prod(case.input_shape)
-    net = copy.deepcopy(case.head)
-    for module in list(net.modules()):
-        if parametrize.is_parametrized(module, "weight"):  # the released weight is the one computed in the head's dtype
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-    net = net.double()
     zero = torch.zeros(1, *case.input_shape, dtype=torch.float64)
     jacobian: torch.Tensor = torch.autograd.functional.jacobian(net, zero)  # type: ignore[no-untyped-call]
     W = jacobian.reshape(-1, size).numpy()  # differences of outputs would cancel where biases are large

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from sensitivity.composing.linear_map import TooLargeError, Work, product_cost
+from sensitivity.composing.linear_map import TooLargeError, Work, most_entries, product_cost
 from sensitivity.composing.linearised import Linearised, strays
 from sensitivity.composing.network import Knot, Network
 from sensitivity.norms import NORMS
 from sensitivity.rounding import UNIT_ROUNDOFF, FloatArray, gamma
 
 SAFETY = 1.0 + 2.0**-40  # covers roundings of the few operations per entry that no γ_n below counts
-MAX_HULL_ENTRIES = 12_000_000  # of a hull's middle and radius: 140 MB, and a few times that on the way
+MAX_HULL_ENTRIES = 4_000_000  # of a product of hulls: 50 MB, and ten times that on the way
 Norms = tuple[FloatArray, FloatArray, FloatArray]  # per column: ℓ1, ℓ2, ℓ∞
 
 
@@ -73,7 +73,7 @@ class Columns:
             if hull is None:
                 return None
             magnitude = _absolute(A.matrix)
-            if _num_products(A.matrix, hull.middle) + _num_products(A.matrix, hull.radius) > MAX_HULL_ENTRIES:
+            if most_entries(A.matrix, hull.middle) + most_entries(A.matrix, hull.radius) > MAX_HULL_ENTRIES:
                 raise TooLargeError("hulls of all columns")
             if not self.work.spend(40.0 * (product_cost(A.matrix, hull.middle) + product_cost(magnitude, hull.radius))):
                 raise TooLargeError("hulls of all columns")
@@ -179,16 +179,6 @@ def column_norms(A: sparse.csr_array, *, error: float) -> Norms:
     np.maximum.at(tops, A.indices, magnitudes)
     tiny = error * SAFETY
     return ones + math.sqrt(m) * tiny * SAFETY, twos + tiny, tops + tiny
-
-
-def _num_products(A: sparse.csr_array, B: sparse.csr_array) -> int:
-    """Most entries that A·B can have."""
-    counts = np.bincount(
-        np.repeat(np.arange(A.shape[0]), np.diff(A.indptr)),
-        weights=np.diff(B.indptr)[A.indices].astype(np.float64),
-        minlength=A.shape[0],
-    )
-    return int(np.minimum(counts, B.shape[1]).sum())
 
 
 def _absolute(A: sparse.csr_array) -> sparse.csr_array:

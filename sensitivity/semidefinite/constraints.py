@@ -23,8 +23,11 @@ from scipy import sparse
 
 from sensitivity.rounding import FloatArray
 
-LEAST_WIDTH = 1e-5  # slopes closer than this share of the steepest are pulled apart: equality has no finite multiplier
+LEAST_WIDTH = 1e-5  # slopes closer than this share of the knot's steepest are pulled apart: equality has no multiplier
 LEAST_SLOPE = 2.0**-100  # smaller slopes are widened to this or to 0: their products would underflow
+LEAST_REACH = (
+    1e-6  # share of the knot's largest radius below which an entry counts as that: dead units need no exact one
+)
 LEAST_RADIUS = 1e-10  # share of ‖u‖² that a window's squared radius has at least, for the same reason
 TINY = 1e-200
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -129,8 +132,8 @@ class Slopes:
         return Slopes(low=low, high=high)._apart()
 
     def _apart(self) -> Slopes:
-        steepest = np.maximum(np.abs(self.low), np.abs(self.high))
-        missing = np.maximum(LEAST_WIDTH * np.maximum(steepest, LEAST_SLOPE) - (self.high - self.low), 0.0)
+        steepest = float(np.maximum(np.abs(self.low), np.abs(self.high)).max(initial=LEAST_SLOPE))
+        missing = np.maximum(LEAST_WIDTH * steepest - (self.high - self.low), 0.0)
         return Slopes(low=self.low - missing, high=self.high + missing)
 
     def lifted(self, U: FloatArray, directions: FloatArray) -> FloatArray:
@@ -147,7 +150,7 @@ class Slopes:
         """Directions G/‖G‖; multipliers ‖G‖/(2ρ), from the stationarity of the Lagrangian in z."""
         half = (self.high - self.low) / 2.0
         pull, reach = row_lengths(G), row_lengths(U)
-        reach = np.maximum(reach, 1e-12 * reach.max(initial=TINY))
+        reach = np.maximum(reach, LEAST_REACH * reach.max(initial=TINY))
         back: FloatArray = ((self.low + self.high) / 2.0)[:, None] * G + (half * pull / reach)[:, None] * U
         return unit_rows(G, pull), back, pull / (2.0 * half * reach)
 
@@ -218,7 +221,7 @@ class Windows:
     def pulled_back(self, U: FloatArray, G: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """As for slopes; ∂ρ/∂u_w = (1 − 1/k)(u_w − ū)/ρ."""
         pull, radii = row_lengths(G), self._radii(U)
-        radii = np.maximum(radii, 1e-12 * radii.max(initial=TINY))
+        radii = np.maximum(radii, LEAST_REACH * radii.max(initial=TINY))
         mean = self.mean
         strength = pull * (1.0 - 1.0 / self.counts) / radii
         spread = (self.pattern.T @ strength)[:, None] * U - self.pattern.T @ (strength[:, None] * (mean @ U))

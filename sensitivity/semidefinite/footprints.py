@@ -87,14 +87,29 @@ class Reach:
         kept: list[IntArray] = [np.array([column])]
         rows: list[IntArray] = []
         for k, terms in enumerate(self._turned):
-            touched = np.zeros(self._num_rows[k], dtype=bool)
-            for i, A in terms.items():
-                for a, b in zip(A.indptr[kept[i]], A.indptr[kept[i] + 1], strict=True):
-                    touched[A.indices[a:b]] = True
-            rows.append(np.flatnonzero(touched))
+            parts = [_entries_of(A, kept[i]) for i, A in terms.items()]
+            rows.append(_distinct(np.concatenate(parts) if parts else np.zeros(0, np.int64), self._num_rows[k]))
             if k < len(self.program.constraints):
                 kept.append(self.program.constraints[k].reached(rows[k]))
         return Footprint(kept=kept, rows=rows)
+
+
+def _entries_of(A: sparse.csr_array, chosen: IntArray) -> IntArray:
+    """Columns of all entries in the chosen rows."""
+    starts = A.indptr[chosen].astype(np.int64)
+    lengths = A.indptr[chosen + 1] - starts
+    entries: IntArray = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
+    return A.indices[entries].astype(np.int64)
+
+
+def _distinct(numbers: IntArray, size: int) -> IntArray:
+    """Sorted, each once; by sorting a few or by marking many."""
+    if numbers.size * 20 > size:
+        marked = np.zeros(size, dtype=bool)
+        marked[numbers] = True
+        return np.flatnonzero(marked)
+    ordered = np.sort(numbers)
+    return ordered[np.concatenate([[True], np.diff(ordered) > 0])] if numbers.size else ordered
 
 
 def leaders(program: Program, grids: Grids | None, footprints: list[Footprint]) -> IntArray:

@@ -15,6 +15,8 @@ from sensitivity.semidefinite.response import MAX_SIDE, columns_up, norm_up, res
 
 ATTEMPTS = 2.0  # factorisations that one bound takes, as a rule
 ENTRY_FLOPS, VISIT_FLOPS = 40.0, 10.0  # work that handling one entry and looking at one stand for
+CALLS_FLOPS = 5e7  # work that the many small calls for one bound stand for
+COLUMN_FLOPS = 1e6  # likewise for one footprint
 Spend = Callable[[float], bool]
 
 
@@ -63,7 +65,7 @@ def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Gr
         return float(best.max())
     reach = Reach(program)
     middle = reach.footprint(program.num_in // 2)
-    if not spend(program.num_in * (ENTRY_FLOPS * middle.size + VISIT_FLOPS * reach.visits(middle))):
+    if not spend(program.num_in * (COLUMN_FLOPS + ENTRY_FLOPS * middle.size + VISIT_FLOPS * reach.visits(middle))):
         return float(best.max())
     footprints = [reach.footprint(column) for column in range(program.num_in)]
     leader = leaders(program, grids, footprints)
@@ -94,7 +96,7 @@ def _group_up(
         return None
     alone = restricted(program, footprint.kept, rows=footprint.rows)
     together = alone if group.size == 1 else restricted(program, [group, *footprint.kept[1:]], rows=footprint.rows)
-    if not spend(lifting_flops(alone, steps=STEPS) + ATTEMPTS * response_flops(together)):
+    if not spend(CALLS_FLOPS + lifting_flops(alone, steps=STEPS) + ATTEMPTS * response_flops(together)):
         return None
     found = columns_up(together, multipliers(alone, p=2.0, q=q, steps=STEPS, fixed=True), q=q)
     return np.full(group.size, np.inf) if found is None else found

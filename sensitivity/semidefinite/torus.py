@@ -129,6 +129,8 @@ def torus_up(program: Program, grids: Grids, *, spend: Spend) -> float | None:
     if not is_shift_invariant(program, grids, steps):
         return None
     count = len(program.constraints)
+    if not all(values_of(A).size for terms in program.reads for A in terms.values()):
+        return None
     if not all(isinstance(constraint, Slopes | WholeNorm) for constraint in program.constraints):
         return None
     u_steps, z_steps = steps[1 : count + 2], [steps[0], *steps[count + 2 :]]

@@ -25,6 +25,7 @@ from sensitivity.rounding import UNIT_ROUNDOFF, add_up, gamma, inflate, mul_up, 
 
 LANCZOS_SIDE = 96
 NUM_CANDIDATES = 16
+PIECE_NUMBERS = 4_000_000  # of a stack at a time, so that its products take little memory
 Stack = NDArray[np.float64] | NDArray[np.complex128]
 
 
@@ -61,7 +62,9 @@ def largest_singular_value_up(stack: Stack) -> float:
     matrices = (stack / scale).reshape(-1, *stack.shape[-2:])
     if matrices.shape[1] > matrices.shape[2]:
         matrices = np.swapaxes(matrices, 1, 2)
-    value = sqrt_up(_largest_gram_eigenvalue_up(matrices))
+    piece = max(PIECE_NUMBERS // max(matrices.shape[1] * matrices.shape[2], 1), 1)
+    pieces = (matrices[start : start + piece] for start in range(0, len(matrices), piece))
+    value = sqrt_up(max(_largest_gram_eigenvalue_up(part) for part in pieces))
     return require_bound(mul_up(value, scale), what="largest singular value")
 
 

@@ -330,6 +330,16 @@ def test_zero_weights_and_dead_units_are_no_trouble(zero: str) -> None:
         assert truth[p, q] * (1 - 1e-13) <= value <= truth[p, q] * (1.25 if q != math.inf else 2.0) + 1e-30
 
 
+@pytest.mark.parametrize("p_q", [(1.0, 1.0), (2.0, 2.0), (math.inf, 1.0)], ids=str)
+def test_matrices_without_entries_are_no_trouble(p_q: tuple[float, float]) -> None:
+    """A convolution that sees padding alone, and a layer of zeros over records of two axes: they move nothing."""
+    blind = nn.Sequential(nn.Conv1d(2, 1, 1, stride=3), nn.ReLU(), nn.Conv1d(1, 1, 1, stride=3, padding=1, dilation=2))
+    zero = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    zero[2].weight.data.zero_()
+    for head, shape in ((blind, (2, 6)), (zero, (2, 3))):
+        assert 0.0 <= certify(head, p=p_q[0], q=p_q[1], input_shape=shape).value < 1e-30
+
+
 def line_of(width: int) -> nn.Linear:
     torch.manual_seed(width)
     return nn.Linear(width, width, dtype=torch.float64)

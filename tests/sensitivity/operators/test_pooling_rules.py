@@ -8,7 +8,7 @@ from torch import nn
 
 from sensitivity import UnsupportedModuleError, certify, operator_norm
 from sensitivity.capturing.capture import record
-from sensitivity.operators.pooling_rules import AVERAGES, average_matrix
+from sensitivity.operators.pooling_rules import AVERAGES, MAXIMA, average_matrix, maximum_pattern
 
 
 class Function(nn.Module):
@@ -103,3 +103,56 @@ def test_a_maximum_over_padding_alone_is_refused(pool, shape):
     assert bool(pool(torch.zeros(1, *shape)).isinf().any())
     with pytest.raises(UnsupportedModuleError, match="padding alone"):
         certify(pool, p=2, q=2, input_shape=shape)
+
+
+MAXIMUM_POOLS = [
+    (nn.MaxPool1d(3, 2, padding=1), (2, 9)),
+    (nn.MaxPool1d(4, 3, ceil_mode=True), (1, 9)),
+    (nn.MaxPool1d(2, 3, dilation=3), (2, 9)),
+    (nn.MaxPool2d(2), (3, 4, 6)),
+    (nn.MaxPool2d((3, 2), (1, 2), padding=(1, 0)), (2, 5, 7)),
+    (nn.MaxPool2d((2, 3), 1, dilation=(3, 2), padding=(1, 1)), (2, 6, 7)),
+    (nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), (2, 6, 5)),
+    (nn.MaxPool3d((2, 1, 3), (1, 2, 2), padding=(1, 0, 1)), (2, 3, 4, 5)),
+    (nn.MaxPool3d(2, 1, dilation=(1, 2, 1), ceil_mode=True), (1, 3, 4, 3)),
+    (nn.AdaptiveMaxPool1d(4), (2, 9)),
+    (nn.AdaptiveMaxPool2d((3, 1)), (2, 7, 5)),
+    (nn.AdaptiveMaxPool3d((2, 3, 2)), (2, 3, 4, 5)),
+    (Function(lambda x: x.amax((1, 3))), (2, 3, 4)),
+    (Function(lambda x: x.amax((3, 1), keepdim=True)), (2, 3, 4)),
+    (Function(lambda x: x.amin(-1)), (2, 3, 4)),
+    (Function(lambda x: x.max(2).values), (2, 3, 4)),
+    (Function(lambda x: x.min(dim=1, keepdim=True)[0]), (2, 3, 4)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), MAXIMUM_POOLS, ids=str)
+def test_the_pattern_of_a_maximum_is_what_each_entry_can_move(layer, shape):
+    """Oracle: an entry far ahead of all others is the maximum of just the windows that hold it (the minimum, for min).
+
+    Mutations caught: padding counted as an entry, dilation or stride of the other axis, channels that mix, ceil_mode.
+    """
+    recording = record(layer, input_shape=shape, dtype=torch.float64)
+    node = next(node for node in recording.nodes if node.op in MAXIMA)
+    pattern = maximum_pattern(node, recording.nodes[node.parents[0]])
+    size = math.prod(shape)
+    base = -torch.arange(1.0, size + 1.0, dtype=torch.float64)
+    flip = -1.0 if node.op in ("amin", "min") else 1.0
+    ahead = (base.repeat(size, 1) + 1e6 * torch.eye(size, dtype=torch.float64)) * flip
+    moved = (layer(ahead.reshape(size, *shape)) * flip).reshape(size, -1) > 1e5
+    assert pattern.shape == (moved.shape[1], size)
+    assert np.array_equal(pattern.toarray(), moved.T.double().numpy())
+    assert pattern.nnz == int(moved.sum())
+
+
+@pytest.mark.parametrize(("layer", "shape"), MAXIMUM_POOLS, ids=str)
+def test_gradients_of_a_maximum_choose_one_entry_of_its_window(layer, shape):
+    """Autograd as a second oracle: each row of a Jacobian is one 1 inside the pattern."""
+    recording = record(layer, input_shape=shape, dtype=torch.float64)
+    node = next(node for node in recording.nodes if node.op in MAXIMA)
+    pattern = maximum_pattern(node, recording.nodes[node.parents[0]]).toarray()
+    for seed in range(3):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        J = torch.autograd.functional.jacobian(lambda r: layer(r[None]).reshape(-1), x).reshape(-1, x.numel()).numpy()
+        assert np.array_equal(J.sum(axis=1), np.ones(len(J)))
+        assert (pattern >= J).all()

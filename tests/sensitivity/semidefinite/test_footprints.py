@@ -375,6 +375,51 @@ def test_a_larger_footprint_leads_only_where_nothing_need_move() -> None:
     assert_led_from_above(*still, seed=0)
 
 
+def test_an_entry_that_would_leave_the_grid_follows_nobody() -> None:
+    """Five taps on four pixels: columns 1 and 2 both reach all four, but the shift of one to the other leaves the grid,
+    and the tap of 9 touches column 2 alone."""
+    taps = [0.1, 1.0, 1.0, 1.0, 9.0]
+    W = np.array([[taps[r - c + 2] if abs(r - c) < 3 else 0.0 for r in range(4)] for c in range(4)])
+    _, slopes = diagonal(4)
+    for matrix in (W, W.T):
+        made = chain(matrix, np.eye(4), slopes, ((1, 4), (1, 4), (1, 4)))
+        assert_led_from_above(*made, seed=0)
+        leader = leaders(*made, footprints_of(made[0]))
+        assert leader[1] == 1
+        assert leader[2] == 2
+
+
+def test_windows_at_irregular_places_end_all_sharing() -> None:
+    """Windows of three entries each, one of them with its middle entry elsewhere: the same counts, but no shifts."""
+    pattern = np.zeros((4, 7))
+    for o, entries in enumerate(([0, 1, 3], [1, 2, 4], [2, 4, 5], [3, 4, 6])):
+        pattern[o, entries] = 1.0
+    program = Program(
+        num_in=7,
+        num_out=4,
+        reads=({0: sparse.csr_array(np.eye(7))}, {1: sparse.csr_array(np.eye(4))}),
+        constraints=(Windows(pattern=sparse.csr_array(pattern), counts=np.full(4, 3.0)),),
+    )
+    grids = Grids(x=(1, 7), u=((1, 7), (1, 4)), z=((1, 4),))
+    assert leaders(program, grids, footprints_of(program)).tolist() == list(range(7))
+
+
+def test_a_skip_is_reached_whatever_the_branch_beside_it_does() -> None:
+    """Column 0 reaches y₀ directly and nothing else; column 1 reaches it through the knot alone."""
+    program = Program(
+        num_in=2,
+        num_out=2,
+        reads=(
+            {0: sparse.csr_array(np.array([[0.0, 1.0]]))},
+            {0: sparse.csr_array(np.array([[1.0, 0.0], [0.0, 0.0]])), 1: sparse.csr_array(np.array([[1.0], [1.0]]))},
+        ),
+        constraints=(Slopes(low=np.zeros(1), high=np.ones(1)),),
+    )
+    first, second = footprints_of(program)
+    assert [part.tolist() for part in (*first.rows, *first.kept)] == [[], [0], [0], []]
+    assert [part.tolist() for part in (*second.rows, *second.kept)] == [[0], [0, 1], [1], [0]]
+
+
 @pytest.mark.parametrize("missing", ["grids", "rank"])
 def test_without_shapes_every_entry_leads_itself(missing: str) -> None:
     eye, slopes = diagonal(6)
