@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,13 +17,13 @@ from sensitivity.capturing.recording import Recording
 from sensitivity.certificate import Certificate
 from sensitivity.composing.drift import Anchor, drifted
 from sensitivity.composing.norm_dp import HeadBound, compose
-from sensitivity.composing.tightening import Tightened, tightened
+from sensitivity.composing.tightening import Tightened, tightened, vector_norm_up
 from sensitivity.errors import UnsupportedModuleError
 from sensitivity.fingerprint import take_fingerprint, with_program
 from sensitivity.norms import Norm, norm_index, parse_pair
 from sensitivity.operators.linear import matrix_table
 from sensitivity.operators.operator import Effort, NoBoundError, weights_as_float64
-from sensitivity.rounding import FloatArray, add_up, require_bound
+from sensitivity.rounding import FloatArray, add_up, mul_up, require_bound
 from sensitivity.search import lower_bound
 from sensitivity.shapes import InputBox, parse_input_box, parse_input_shape, require_budget
 
@@ -139,7 +140,7 @@ def certify(
         ),
         fingerprint=with_program(fingerprint, program),
         lower_bound=found,
-        diameter=best.diameter,
+        diameter=min(best.diameter, _spanned(best.value, bound.slack, p=p_norm, box=box)),
         rounding=best.rounding,
         anchor=kept or _anchor(recording, bound, best, p=p_norm, q=q_norm, box=box),
     )
@@ -170,6 +171,16 @@ def _bounded(
     if method == "product":
         return bound, Tightened(value=bound.value, method=method, diameter=math.inf, rounding=None), None
     return bound, tightened(recording, bound, p=p, q=q, box=box, flops=flops), None
+
+
+def _spanned(value: float, slack: float, *, p: float, box: tuple[torch.Tensor, torch.Tensor] | None) -> float:
+    """How far two outputs can be apart at most because their inputs lie in one box."""
+    if box is None:
+        return math.inf
+    low, high = (side.reshape(-1).numpy().astype(np.float64) for side in box)
+    with np.errstate(over="ignore"):
+        widths = np.where(low == high, 0.0, np.nextafter(high - low, np.inf))
+    return add_up(mul_up(value, vector_norm_up(widths, p)), slack)
 
 
 def _anchor(

@@ -92,10 +92,20 @@ def lower_bound(
         raise ValueError(
             "input_box is a single point: no two records differ in it; pass a box with low < high somewhere"
         )
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ValueError(
+            f"generator={generator!r} is no torch.Generator: pass torch.Generator().manual_seed(0), or None"
+        )
     net = _float64_copy(require_certifiable_tree(head))
     random = torch.Generator().manual_seed(0) if generator is None else generator
     search = PairSearch(net, p=p_norm, q=q_norm, shape=shape, box=box, random=random)
-    return _judged(search, search.run(num_starts=num_starts, num_steps=num_steps))
+    try:
+        return _judged(search, search.run(num_starts=num_starts, num_steps=num_steps))
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"the search failed in the head ({' '.join(str(error).split())[:150]}): it needs gradients of every "
+            "operator; give yours a backward, or do without the search"
+        ) from error
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-MAX_ENTRIES = 2**40
+MAX_ENTRIES = 2**27
 InputBox = tuple[Any, Any]
 
 
@@ -37,8 +37,8 @@ def parse_input_shape(input_shape: int | Sequence[int]) -> tuple[int, ...]:
         )
     if math.prod(sizes) > MAX_ENTRIES:
         raise ValueError(
-            f"input_shape={input_shape!r} has more than 2^40 entries: no record is that large; pass the shape of one "
-            "record"
+            f"input_shape={input_shape!r} has more than 2^27 entries: bounds of such records do not fit in "
+            "memory; pass the shape of one record"
         )
     return tuple(int(n) for n in sizes)
 

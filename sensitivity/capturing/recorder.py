@@ -95,6 +95,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "a bound must hold for any batch size",
                 "make forward independent of it",
             )
+        if name.startswith("_scaled_dot_product") or name.startswith("scaled_dot_product"):
+            self.refuse(
+                f"multiplies values that all depend on the input ({name})",
+                "attention has no finite sensitivity over all inputs",
+                "exchange before it, or bound the operator with register_bound",
+            )
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.refuse(
                 f"draws random numbers ({name})",

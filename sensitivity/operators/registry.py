@@ -89,7 +89,16 @@ def registered_rule(name: str) -> Rule | None:
 def _registered(node: Node, source: Node, effort: Effort) -> Operator:
     shapes = source.shape[1:], node.shape[1:]
     args, kwargs = map_leaves(lambda leaf: None if isinstance(leaf, Ref) else leaf, (node.args, node.kwargs))
-    claimed = _BOUNDS[node.op](args, kwargs, *shapes)
+    try:
+        claimed = _BOUNDS[node.op](args, kwargs, *shapes)
+    except ValueError:
+        raise  # the bound's own refusal
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        refuse(
+            f"its registered bound fails ({type(error).__name__}: {reason})",
+            "it is called as bound(args, kwargs, input_shape, output_shape); mend it",
+        )
     table = _as_table(claimed, input_shape=shapes[0], output_shape=shapes[1])
     found = refute(node, source=source, table=table)
     if found is not None:
@@ -125,6 +134,8 @@ def _as_bound(value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
+    except (TypeError, ValueError):
+        refuse(f"its registered bound holds {value!r}", "return numbers")
     if not math.isfinite(number) or number < 0.0:
         refuse(f"its registered bound holds {number}", "return finite numbers of at least 0")
     return number

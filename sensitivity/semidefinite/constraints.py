@@ -16,6 +16,7 @@ Every constraint offers its lifted form (vectors in place of numbers, for `lifti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -82,6 +83,9 @@ class Constraint(Protocol):
 
     def restricted(self, written: IntArray, read: IntArray) -> Constraint:
         """The constraint on some entries, where all others of u are 0."""
+
+    def vanishing(self) -> Constraint:
+        """A weaker constraint that every z within this one and z = 0 satisfy, the same everywhere where it can be."""
 
     def per_entry(self) -> FloatArray:
         """Numbers of each entry that a shift of the grid must leave alone, shape (…, size)."""
@@ -168,6 +172,10 @@ class Slopes:
         """The same entries."""
         return read
 
+    def vanishing(self) -> Slopes:
+        """0 among the slopes."""
+        return Slopes(low=np.minimum(self.low, 0.0), high=np.maximum(self.high, 0.0))
+
     def per_entry(self) -> FloatArray:
         """Both slopes."""
         return np.stack([self.low, self.high])
@@ -201,10 +209,10 @@ class Windows:
 
     @property
     def may_vanish(self) -> bool:
-        """A mean of equal entries is no 0."""
-        return False
+        """Whether every window has an entry to spare, which is 0; a mean of equal entries is none."""
+        return bool((np.diff(self.pattern.indptr) < self.counts).all())
 
-    @property
+    @cached_property
     def mean(self) -> sparse.csr_array:
         """The plain mean of each window."""
         return sparse.csr_array(sparse.diags_array(1.0 / self.counts, format="csr") @ self.pattern)
@@ -214,6 +222,11 @@ class Windows:
         point: FloatArray = self.mean @ U + self._radii(U)[:, None] * directions
         return point
 
+    @cached_property
+    def _turned(self) -> tuple[sparse.csr_array, sparse.csr_array]:
+        """Transposes of the pattern and of the mean."""
+        return sparse.csr_array(self.pattern.T), sparse.csr_array(self.mean.T)
+
     def directed(self, V: FloatArray) -> FloatArray:
         """Row by row."""
         return unit_rows(V, row_lengths(V))
@@ -222,10 +235,10 @@ class Windows:
         """As for slopes; ∂ρ/∂u_w = (1 − 1/k)(u_w − ū)/ρ."""
         pull, radii = row_lengths(G), self._radii(U)
         radii = np.maximum(radii, LEAST_REACH * radii.max(initial=TINY))
-        mean = self.mean
+        below, spread_out = self._turned
         strength = pull * (1.0 - 1.0 / self.counts) / radii
-        spread = (self.pattern.T @ strength)[:, None] * U - self.pattern.T @ (strength[:, None] * (mean @ U))
-        return unit_rows(G, pull), mean.T @ G + spread, pull / (2.0 * radii)
+        spread = (below @ strength)[:, None] * U - below @ (strength[:, None] * (self.mean @ U))
+        return unit_rows(G, pull), spread_out @ G + spread, pull / (2.0 * radii)
 
     def form(self, multipliers: FloatArray) -> Form:
         """M·(z² − 2zū + k·ū² − (1 − 1/k + least)·Σ u_w²)."""
@@ -244,6 +257,10 @@ class Windows:
         marked[read] = 1.0
         reached: IntArray = np.flatnonzero(self.pattern @ marked)
         return reached
+
+    def vanishing(self) -> Windows:
+        """Windows of one size with an entry more, which is 0."""
+        return Windows(pattern=self.pattern, counts=np.full(self.counts.shape, self.counts.max(initial=0.0) + 1.0))
 
     def per_entry(self) -> FloatArray:
         """Counts."""
@@ -307,6 +324,10 @@ class WholeNorm:
     def reached(self, read: IntArray) -> IntArray:
         """All of them."""
         return np.arange(self.size if read.size else 0)
+
+    def vanishing(self) -> WholeNorm:
+        """The same: its ball holds 0."""
+        return self
 
     def per_entry(self) -> FloatArray:
         """Nothing: it has one number for all."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from sensitivity.rounding import FloatArray
-from sensitivity.semidefinite.constraints import IntArray
+from sensitivity.semidefinite.constraints import IntArray, Windows
 from sensitivity.semidefinite.footprints import Footprint, Grids, Reach, leaders
 from sensitivity.semidefinite.lifting import BALL_STEPS, STEPS, lifting_flops, multipliers
 from sensitivity.semidefinite.program import Program, restricted, values_of
@@ -15,7 +16,8 @@ from sensitivity.semidefinite.response import MAX_SIDE, columns_up, norm_up, res
 
 ATTEMPTS = 2.0  # factorisations that one bound takes, as a rule
 ENTRY_FLOPS, VISIT_FLOPS = 40.0, 10.0  # work that handling one entry and looking at one stand for
-CALLS_FLOPS = 5e7  # work that the many small calls for one bound stand for
+CALLS_FLOPS = 5e7  # work that the many small calls for one constraint of one bound stand for
+WINDOWS_CALLS = 6  # times that for windows
 COLUMN_FLOPS = 1e6  # likewise for one footprint
 Spend = Callable[[float], bool]
 
@@ -68,35 +70,49 @@ def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Gr
     if not spend(program.num_in * (COLUMN_FLOPS + ENTRY_FLOPS * middle.size + VISIT_FLOPS * reach.visits(middle))):
         return float(best.max())
     footprints = [reach.footprint(column) for column in range(program.num_in)]
-    leader = leaders(program, grids, footprints)
+    program, leader = _led(program, grids, footprints)
     alike: dict[bytes, list[int]] = {}
     for column in np.unique(leader):
         alike.setdefault(footprints[column].key, []).append(int(column))
-    done = set[int]()
+    done, first, paid = set[int](), True, 0
     while True:
         column = int(leader[int(best.argmax())])
         if column in done:
             return float(best.max())
         done.add(column)
         group = np.array(alike[footprints[column].key])
-        found = _group_up(program, footprints[column], column, group, q=q, spend=spend)
+        alone = restricted(program, footprints[column].kept, rows=footprints[column].rows)
+        kept = [group, *footprints[column].kept[1:]]
+        together = alone if group.size == 1 else restricted(program, kept, rows=footprints[column].rows)
+        cost = _group_flops(alone, together)
+        if sum(alone.sizes) > MAX_SIDE or (paid == 0 and not spend(cost)):
+            return float(best.max())
+        paid = max(paid - 1, 0)
+        found = columns_up(together, multipliers(alone, p=2.0, q=q, steps=STEPS, fixed=True), q=q)
         if found is None:
             return float(best.max())
         own = np.full(program.num_in, np.inf)
         own[group] = found
         best = np.minimum(best, own[leader])
+        if first:  # all that are still larger must follow, or the largest stays what it was
+            others = [members for key, members in alike.items() if key != footprints[column].key]
+            paid = sum(bool((best[np.isin(leader, members)] > found.min()).any()) for members in others)
+            if not spend(paid * cost):
+                return float(best.max())
+            first = False
 
 
-def _group_up(
-    program: Program, footprint: Footprint, column: int, group: IntArray, *, q: float, spend: Spend
-) -> FloatArray | None:
-    """Bounds for a group of unit vectors that reach the same, by multipliers of one of them."""
-    side = sum(part.size for part in footprint.kept[1:])
-    if side > MAX_SIDE:
-        return None
-    alone = restricted(program, footprint.kept, rows=footprint.rows)
-    together = alone if group.size == 1 else restricted(program, [group, *footprint.kept[1:]], rows=footprint.rows)
-    if not spend(CALLS_FLOPS + lifting_flops(alone, steps=STEPS) + ATTEMPTS * response_flops(together)):
-        return None
-    found = columns_up(together, multipliers(alone, p=2.0, q=q, steps=STEPS, fixed=True), q=q)
-    return np.full(group.size, np.inf) if found is None else found
+def _led(program: Program, grids: Grids | None, footprints: list[Footprint]) -> tuple[Program, IntArray]:
+    """The program and its leaders; with constraints that allow zeros where more entries are led then."""
+    leader = leaders(program, grids, footprints)
+    if all(constraint.may_vanish for constraint in program.constraints):
+        return program, leader
+    wider = replace(program, constraints=tuple(constraint.vanishing() for constraint in program.constraints))
+    other = leaders(wider, grids, footprints)
+    return (wider, other) if np.unique(other).size < np.unique(leader).size else (program, leader)
+
+
+def _group_flops(alone: Program, together: Program) -> float:
+    windows = sum(isinstance(constraint, Windows) for constraint in alone.constraints)
+    calls = CALLS_FLOPS * (len(alone.constraints) + WINDOWS_CALLS * windows)
+    return calls + lifting_flops(alone, steps=STEPS) + ATTEMPTS * response_flops(together)

@@ -347,3 +347,26 @@ def test_what_an_entry_reaches() -> None:
         naive = [o for o, row in enumerate(windows.pattern.toarray()) if row[entries].any()]
         assert windows.reached(entries).tolist() == naive
         assert whole.reached(entries).tolist() == ([0, 1, 2] if read else [])
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_vanishing_windows_hold_every_maximum_and_zero(padding: int) -> None:
+    """Windows of one size with a zero to spare: differences of real maxima and z = 0 both stay inside."""
+    random = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(1, 1, 6, generator=random, dtype=torch.float64) for _ in range(2))
+    pool = torch.nn.MaxPool1d(3, stride=2, padding=padding)
+    z = (pool(first) - pool(second)).numpy().reshape(-1)
+    u = (first - second).numpy().reshape(-1)
+    places = np.arange(z.size)[:, None] * 2 - padding + np.arange(3)
+    pattern = np.zeros((z.size, 6))
+    for row, taps in enumerate(places):
+        pattern[row, taps[(taps >= 0) & (taps < 6)]] = 1.0
+    windows = Windows(pattern=sparse.csr_array(pattern), counts=pattern.sum(axis=1)).vanishing()
+    assert windows.may_vanish
+    assert np.ptp(windows.counts) == 0.0
+    for point in (z, np.zeros_like(z)):
+        for row in range(z.size):
+            form = windows.form((np.arange(z.size) == row).astype(np.float64))
+            value = form.own @ point**2 + 2.0 * (form.cross * point) @ (form.C @ u)
+            value += sum(weights @ (u if B is None else B @ u) ** 2 for B, weights in form.products)
+            assert value <= 1e-12

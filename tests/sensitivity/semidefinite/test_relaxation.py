@@ -69,7 +69,7 @@ def test_only_the_largest_bounds_are_bounded_anew(q: float) -> None:
     budget = Budget(1e12)
     value = unit_vectors_up(program, q=q, bounds=1.5 * scale, grids=None, spend=budget)
     assert 10.0 <= value <= 10.2  # 7, 8, 9 and 10 have bounds above 10
-    assert len(budget.asked) == 2 + 4
+    assert sum(budget.asked[2:]) == pytest.approx(4 * budget.asked[2])
 
 
 def test_bounds_of_ball_programs_lie_close_above_the_truth() -> None:
