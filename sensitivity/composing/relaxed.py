@@ -44,6 +44,9 @@ def relaxed(network: Network, *, p: float, q: float, bounds: FloatArray | None, 
     program, grids, steepest = program_of(network)
     if not math.isfinite(stray) or not program.constraints or not 1.0 / LARGE < steepest < LARGE:
         return None
+    factors = [constraint.factor for constraint in program.constraints if isinstance(constraint, WholeNorm)]
+    if not all(1.0 / LARGE < factor < LARGE for factor in factors):
+        return None  # a knot that writes a constant, say
     if any(float(np.abs(values_of(A)).max(initial=0.0)) > LARGE for terms in program.reads for A in terms.values()):
         return None
     root = sqrt_up(float(network.num_out)) if q == 1.0 else 1.0

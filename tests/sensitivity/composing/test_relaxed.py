@@ -393,3 +393,12 @@ def test_without_work_there_is_no_bound() -> None:
     network = network_of(mlp(4, 6, 4, seed=0, activation=nn.ReLU()), (4,))
     assert relaxed(network, p=2.0, q=2.0, bounds=None, work=Work(flops=0.0)) is None
     assert relaxed(network, p=1.0, q=1.0, bounds=np.full(4, 9.0), work=Work(flops=0.0)) == pytest.approx(9.0, rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (2, 2), (math.inf, 2), (math.inf, math.inf)])
+def test_a_normalisation_whose_gain_is_zero_has_norm_zero(p: float, q: float) -> None:
+    """Its ball is a point, which no multiplier describes; other methods say 0."""
+    norm = nn.LayerNorm(4)
+    norm.weight.data.zero_()
+    head = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), norm, nn.Linear(4, 3))
+    assert certify(head, p=p, q=q, input_shape=4).value == 0.0
