@@ -128,9 +128,10 @@ def _fitted(trial: Trial, *, value: float, limit: float, num_layers: int) -> Cer
     below: tuple[float, float, Certificate] | None = None
     factor = 1.0
     for number in range(1, MAX_TRIALS + 1):
-        if below is not None and (below[1] >= NEAR * limit or number > FEW_TRIALS):
+        near = max(NEAR * limit, 0.5 * (rest + limit))  # half of what a skip connection leaves is used, too
+        if below is not None and (below[1] >= near or number > FEW_TRIALS):
             break
-        target = AIM * limit if number == 1 else max(CLOSER * limit, 0.5 * (rest + limit))
+        target = AIM * limit if number == 1 else max(CLOSER * limit, 0.25 * rest + 0.75 * limit)
         factor = _next_factor(above, below, target=target, rest=rest, exponent=exponent)
         certificate, found = trial(factor)
         if found <= limit:

@@ -39,7 +39,7 @@ def test_no_step_of_training_leaves_a_certificate_above_the_cap(kind, p, q, cap)
     project(head)
     losses = train(head, num_steps=30, after_step=project)
     assert num_scaled >= 10  # the cap was really at work
-    assert sum(losses[-6:]) < 0.9 * sum(losses[:6])  # the head still learns
+    assert sum(losses[-6:]) < 0.8 * sum(losses[:6])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -80,7 +80,7 @@ def test_a_skip_connection_is_counted_and_the_cap_still_used():
         head.first.weight.mul_(4.0)
     certificate = cap_sensitivity(head, p=2, q=2, input_shape=(2, 8, 8), cap=1.25)
     assert 1.2375 <= certificate.value <= 1.25
-    assert 1.0003 < cap_sensitivity(head, p=2, q=2, input_shape=(2, 8, 8), cap=1.001).value <= 1.001
+    assert 1.0005 < cap_sensitivity(head, p=2, q=2, input_shape=(2, 8, 8), cap=1.001).value <= 1.001
 
 
 @pytest.mark.parametrize("cap", [0.5, 1.0])
