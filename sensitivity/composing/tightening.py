@@ -119,7 +119,7 @@ def _candidates(
     work = Work(flops=flops)
     try:
         network = build_network(recording, tables=composed.tables, joint=composed.joint, slopes=slopes, work=work)
-        maps = linearise(network, work=Work(flops=work.flops / 4.0), hard=p > q)
+        maps = linearise(network, work=Work(flops=work.flops / 2.0), hard=p > q)
     except TooLargeError:
         return []
     expanded = loop_transformed(network, maps, p=p)[norm_index(q)]
@@ -135,7 +135,7 @@ def _candidates(
     turned = transposed(network) if q == math.inf else None
     if turned is not None:
         turned_maps = linearise(turned, work=Work(flops=work.flops / 8.0), hard=p > q)
-        found += _by_columns("rows", turned, turned_maps, q=DUAL[p], known=known, work=Work(flops=work.flops / 2.0))
+        found += _by_columns("rows", turned, turned_maps, q=DUAL[p], known=known, work=work)
     return found
 
 

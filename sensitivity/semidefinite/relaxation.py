@@ -16,8 +16,8 @@ from sensitivity.semidefinite.response import MAX_SIDE, columns_up, norm_up, res
 
 ATTEMPTS = 2.0  # factorisations that one bound takes, as a rule
 ENTRY_FLOPS, VISIT_FLOPS = 40.0, 10.0  # work that handling one entry and looking at one stand for
-CALLS_FLOPS = 5e7  # work that the many small calls for one constraint of one bound stand for
-WINDOWS_CALLS = 6  # times that for windows
+CALLS_FLOPS = 2e7  # work that the many small calls for one constraint of one bound stand for
+WINDOWS_CALLS = 15  # times that for windows
 COLUMN_FLOPS = 1e6  # likewise for one footprint
 Spend = Callable[[float], bool]
 
@@ -94,11 +94,13 @@ def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Gr
         own = np.full(program.num_in, np.inf)
         own[group] = found
         best = np.minimum(best, own[leader])
-        if first:  # all that are still larger must follow, or the largest stays what it was
+        if first:  # all that are still larger must follow; where bounds were equal, some of them gain nothing
             others = [members for key, members in alike.items() if key != footprints[column].key]
             paid = sum(bool((best[np.isin(leader, members)] > found.min()).any()) for members in others)
             if not spend(paid * cost):
-                return float(best.max())
+                if float(np.ptp(bounds)) == 0.0:
+                    return float(best.max())
+                paid = 0
             first = False
 
 
