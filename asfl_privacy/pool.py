@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,19 +16,15 @@ from pathlib import Path
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.reporting import Row
-from asfl_privacy.run import ROW_FILE, Run
+from asfl_privacy.run import Run
 from asfl_privacy.worker import failed_row, run_cell, run_folder, start_worker
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class SweepStoppedError(Exception):
-    """The sweep was interrupted; what had ended is kept."""
-
-
 def run_on_workers(
     config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, data: Dataset, out: Path, workers: int
-) -> Iterator[tuple[int, Row]]:
+) -> Generator[tuple[int, Row], None, None]:
     """Run cells on worker processes and give each row as its run ends.
 
     A worker that dies (out of memory, killed) does not say which run it was in. The runs that may have been its are
@@ -46,7 +42,7 @@ def run_on_workers(
         Index and row of a run that has ended, well or not.
 
     Raises:
-        SweepStoppedError: Ctrl-C or SIGTERM; workers stop before their next round.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; workers stop before their next round, as they do when the iterator is closed.
     """
     with tempfile.TemporaryDirectory(prefix="asfl-privacy-") as scratch:
         # Through a file: shared memory is often small in containers, and arguments of more than a pipe's buffer would
@@ -58,20 +54,15 @@ def run_on_workers(
 
 def _run_batches(
     config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, packed: Path, out: Path, workers: int
-) -> Iterator[tuple[int, Row]]:
+) -> Generator[tuple[int, Row], None, None]:
     """Run batches of cells, and again one at a time those among which a process died."""
     batches = [(list(waiting), workers)] if waiting else []
     while batches:
         batch, processes = batches.pop()
         left = list(batch)
-        try:
-            for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes):
-                left.remove(index)
-                yield index, row
-        except KeyboardInterrupt:
-            # Counted on disk: a run may have been kept whose row had not come back yet.
-            kept = len(list((out / "cells").glob(f"*/{ROW_FILE}")))
-            raise SweepStoppedError(f"{kept} of {len(runs)} runs are done and kept in {out}") from None
+        for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes):
+            left.remove(index)
+            yield index, row
         if not left:
             continue
         if processes == 1:
@@ -86,7 +77,7 @@ def _run_batches(
 
 def _run_batch(
     config: SweepConfig, runs: Sequence[Run], batch: Sequence[int], *, packed: Path, out: Path, processes: int
-) -> Iterator[tuple[int, Row]]:
+) -> Generator[tuple[int, Row], None, None]:
     """Give rows until the batch is done or a process has died."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -133,16 +124,18 @@ def _one_thread_a_process() -> Iterator[None]:
 
 @contextmanager
 def _children_ignore_interrupts() -> Iterator[None]:
-    """Have processes started now ignore Ctrl-C from their first instant on: it is the parent that ends a sweep."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread
+    """Have processes started now ignore Ctrl-C from their first instant on: it is the parent that ends a sweep.
+
+    Blocked, not ignored: children inherit the mask, and a Ctrl-C that comes meanwhile reaches the parent afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,13 +14,17 @@ from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
 from asfl_privacy.pool import run_on_workers
 from asfl_privacy.reporting import Row, write_atomic
-from asfl_privacy.run import CONFIG_FILE, UNPROTECTED, Run, config_toml, prepare_run
+from asfl_privacy.run import CONFIG_FILE, ROW_FILE, UNPROTECTED, Run, config_toml, prepare_run
 from asfl_privacy.worker import kept_record, run_folder
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # stands for "no locks here"
+
+
+class SweepStoppedError(Exception):
+    """The sweep was interrupted; what had ended is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +113,14 @@ def run_sweep(
         raise ValueError(f"workers {workers} must be a whole number from 1 on; give for example 2")
     claim_folder(config, out=out, resume=resume)
     with _locked(out):
-        return _run_claimed(
-            config, runs, data=data, out=out, workers=workers, run_info=run_info, on_progress=on_progress
-        )
+        try:
+            return _run_claimed(
+                config, runs, data=data, out=out, workers=workers, run_info=run_info, on_progress=on_progress
+            )
+        except KeyboardInterrupt:
+            # Counted on disk: a run may have been kept whose row had not come back yet.
+            kept = len(list((out / "cells").glob(f"*/{ROW_FILE}")))
+            raise SweepStoppedError(f"{kept} of {len(runs)} runs are done and kept in {out}") from None
 
 
 def _run_claimed(
@@ -131,19 +140,20 @@ def _run_claimed(
             rows[index] = kept.row
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
-    for index, row in run_on_workers(config, runs, waiting, data=data, out=out, workers=workers):
-        rows[index] = row
-        spent = time.monotonic() - started
-        left = len(runs) - len(rows)
-        on_progress(
-            Progress(
-                row=row,
-                label=runs[index].cell.label,
-                done=len(rows),
-                total=len(runs),
-                seconds_left=spent / (len(rows) - kept_before) * left,
+    with closing(run_on_workers(config, runs, waiting, data=data, out=out, workers=workers)) as ended:
+        for index, row in ended:
+            rows[index] = row
+            spent = time.monotonic() - started
+            left = len(runs) - len(rows)
+            on_progress(
+                Progress(
+                    row=row,
+                    label=runs[index].cell.label,
+                    done=len(rows),
+                    total=len(runs),
+                    seconds_left=spent / (len(rows) - kept_before) * left,
+                )
             )
-        )
     ordered = [rows[index] for index in range(len(runs))]
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     statement, warnings = _statement(config, runs, out=out)

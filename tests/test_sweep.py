@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from asfl_privacy.config import load_config
 from asfl_privacy.data import load_dataset
 from asfl_privacy.reporting import read_rows
-from asfl_privacy.sweep import claim_folder, prepare_sweep, run_sweep
+from asfl_privacy.sweep import SweepStoppedError, claim_folder, prepare_sweep, run_sweep
 
 RUN_INFO = {"command": "test", "commit": None, "started": "2026-01-01", "config": {}, "versions": {}}
 TINY = {
@@ -279,3 +280,16 @@ def test_an_interrupted_sweep_goes_on_to_the_same_rows(finished, tmp_path, how):
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 8
     assert rows_but_seconds(out) == rows_but_seconds(finished[0])
+
+
+def test_an_interrupt_between_two_rows_says_what_is_kept_too(tmp_path):
+    """The signal can come while a row is shown, outside the pool; workers must be stopped then as well."""
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    config, data = load_config(None, overrides=TINY), load_dataset("digits", root=Path("data"))
+    runs, out = prepare_sweep(config, data=data), tmp_path / "out"
+    with pytest.raises(SweepStoppedError, match=r"^[1-7] of 8 runs are done and kept in"):
+        run_sweep(config, runs, data=data, out=out, workers=1, resume=False, run_info=RUN_INFO, on_progress=interrupt)
+    assert not multiprocessing.active_children()

@@ -14,7 +14,7 @@ from asfl_privacy.cli.bound import bound
 from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists
 from asfl_privacy.cli.training import sweep, train
-from asfl_privacy.pool import SweepStoppedError
+from asfl_privacy.sweep import SweepStoppedError
 
 COMMAND_LINE_ERROR: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 """What the parser raises; some versions of typer carry a copy of click, so the class is found from theirs."""
