@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from asfl_privacy.config import NORMS, SweepConfig
+from asfl_privacy.federated.settings import UPDATES_ONLY
 
 GAUSSIAN_EPSILONS = (1.0, 4.0, 16.0, 64.0)
 LAPLACE_EPSILONS = (0.25, 1.0, 4.0, 16.0)
@@ -27,7 +28,7 @@ class Target:
         delta: δ of the Gaussian mechanism; 0 for Laplace.
         radius: R, or `any`.
         norm: p as text: `1`, `2` or `inf`.
-        placement: As asked; `auto` until it is resolved.
+        placement: As asked; `auto` until it is resolved; `updates` where updates alone are noised.
     """
 
     mech: str
@@ -109,6 +110,10 @@ def _settings(config: SweepConfig) -> Iterator[Cell]:
     for exchange_layer in shared:
         for target in _targets(config):
             yield Cell(method="asfl", seed=config.seed, exchange_layer=exchange_layer, target=target)
+    if config.updates != "none":
+        for target in _targets(config):
+            alone = replace(target, mech="gaussian", placement=UPDATES_ONLY)
+            yield Cell(method="fedavg", seed=config.seed, exchange_layer=None, target=alone)
 
 
 def _targets(config: SweepConfig) -> Iterator[Target]:
@@ -133,7 +138,7 @@ def _budgets(config: SweepConfig, mech: str) -> Iterator[tuple[float | None, flo
     """(ε, total ε, δ) of every cell of one mechanism, from weak to strong privacy where it is the default."""
     asked = bool(config.epsilon or config.total_epsilon)
     if mech == "laplace":
-        deltas: tuple[float, ...] = (0.0,)
+        deltas: tuple[float, ...] = (0.0,) if config.updates == "none" else config.delta or (DEFAULT_DELTA,)
         epsilons = config.epsilon if asked else LAPLACE_EPSILONS
     else:
         deltas = config.delta or (DEFAULT_DELTA,)

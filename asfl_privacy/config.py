@@ -57,6 +57,15 @@ class SweepConfig(BaseModel):
     placement: Grid[str] = _grid(["auto"], "Where the noise sits.", "auto|input|after:NAME|exchange")
     noise: Literal["fresh", "once"] = _one("fresh", "A new draw a release, or one a record for good.", "fresh|once")
     own: Literal["clean", "released"] = _one("clean", "Own activations in the tail round.", "clean|released")
+    labels: str = _one("clear", "Labels as they are, or randomised once per record at ε = E.", "clear|randomized:E")
+    updates: Literal["none", "dp-sgd", "dp-fedavg"] = _one("none", "Protection of updates.", "none|dp-sgd|dp-fedavg")
+    update_clip: float = _one(1.0, "Norm that a gradient (dp-sgd) or an update (dp-fedavg) is clipped to.", "C")
+    update_share: float = _one(0.5, "Share of a total budget that updates get.", "S")
+    filter: Literal["none", "individual"] = _one("none", "Hold back records whose budget is spent.", "none|individual")
+    planned_releases: int | None = _one(None, "Releases of a record that a total with --filter plans for.", "N")
+    planned_steps: int | None = _one(None, "DP-SGD steps of a record that a total with --filter plans for.", "N")
+    calibration: Literal["analytic", "paper"] = _one("analytic", "Proven noise, or PixelDP's.", "analytic|paper")
+    reproducible: Literal["yes", "no"] = _one("yes", "Noise from the seed (no guarantee), or from the system.", "yes|no")
     exchange_layer: Grid[str] = _grid(["auto"], "Block after which activations leave.", "auto|NAME")
     partition: str = _one("dirichlet:0.1", "How records are spread over clients.", "iid|dirichlet:A|shards:K")
     clients: int = _one(20, "Number of clients.", "N")
@@ -151,7 +160,27 @@ class SweepConfig(BaseModel):
     def _some_exchange_layer(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_not_empty(value))
 
-    @field_validator("clip", "lr")
+    @field_validator("labels")
+    @classmethod
+    def _labels_form(cls, value: str) -> str:
+        label_epsilon(value)
+        return value
+
+    @field_validator("update_share")
+    @classmethod
+    def _share_inside(cls, value: float) -> float:
+        if not 0 < value < 1:
+            raise ValueError(f"{value:g} must lie strictly between 0 and 1; give for example 0.5")
+        return value
+
+    @field_validator("planned_releases", "planned_steps")
+    @classmethod
+    def _planned_at_least_one(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError(f"{value} must be a whole number from 1 on; give for example 20, or leave it out")
+        return value
+
+    @field_validator("clip", "lr", "update_clip")
     @classmethod
     def _above_zero(cls, value: float | None) -> float | None:
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -193,16 +222,70 @@ class SweepConfig(BaseModel):
                 f"noise once with placement {', '.join(self.placement)}: a record's noise can be kept only at the input, as "
                 "the head changes every round; use placement input"
             )
+        self._budgets_agree()
+        self._channels_agree()
+        return self
+
+    def _budgets_agree(self) -> None:
         budgets = {"epsilon": self.epsilon, "total_epsilon": self.total_epsilon, "delta": self.delta}
         asked = next((name for name, values in budgets.items() if values), None)
-        if asked is not None and ("asfl" not in self.method or set(self.mech) == {"none"}):
+        private = ("asfl" in self.method and set(self.mech) != {"none"}) or self.updates != "none"
+        if asked is not None and not private:
             reason = "mech none" if "asfl" in self.method else f"method {', '.join(self.method)}"
             raise ValueError(f"{asked} has no effect with {reason}, which releases nothing private; leave it out")
-        if self.delta and "gaussian" not in self.mech:
+        if self.delta and "gaussian" not in self.mech and self.updates == "none":
             raise ValueError(
                 f"delta {', '.join(f'{d:g}' for d in self.delta)} has no effect: the Laplace mechanism has δ = 0; leave it out"
             )
-        return self
+
+    def _channels_agree(self) -> None:
+        if self.updates != "none" and (self.epsilon or not self.total_epsilon):
+            raise ValueError(
+                f"updates {self.updates} needs a budget for all channels together; give total_epsilon, e.g. 8, and no epsilon"
+            )
+        if self.updates != "none" and "none" in self.mech:
+            raise ValueError(
+                f"updates {self.updates} with mech none would protect updates beside clean activations; leave mech none out"
+            )
+        if self.labels != "clear" and ("asfl" not in self.method or "none" in self.mech):
+            raise ValueError(
+                f"labels {self.labels} belongs to private activation sharing; use method asfl with mech gaussian or laplace"
+            )
+        if self.filter == "individual" and not self.total_epsilon:
+            raise ValueError("filter individual needs a budget to hold back records by; give total_epsilon, e.g. 8")
+        planned = {"planned_releases": self.planned_releases, "planned_steps": self.planned_steps}
+        for name, value in planned.items():
+            if value is not None and self.filter == "none":
+                raise ValueError(f"{name} {value} has no effect without filter individual; add it, or leave {name} out")
+        if self.planned_steps is not None and self.updates != "dp-sgd":
+            raise ValueError(f"planned_steps {self.planned_steps} has no effect without updates dp-sgd; leave it out")
+        if self.calibration == "paper" and (self.total_epsilon or self.updates != "none" or self.noise == "once"):
+            raise ValueError(
+                "calibration paper is PixelDP as published, for one release at a time; give epsilon, updates none and noise "
+                "fresh, or use calibration analytic"
+            )
+
+
+def label_epsilon(labels: str) -> float | None:
+    """ε of the label randomiser that `labels` asks for; None for labels in the clear.
+
+    Raises:
+        ValueError: for another form, or an ε that is not a finite number above 0.
+
+    Example:
+        >>> label_epsilon("randomized:1.5"), label_epsilon("clear")
+        (1.5, None)
+    """
+    if labels == "clear":
+        return None
+    name, _, text = labels.partition(":")
+    try:
+        epsilon = float(text)
+    except ValueError:
+        epsilon = math.nan
+    if name != "randomized" or not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"{labels!r} is unknown; use clear, or randomized:E with ε above 0, e.g. randomized:1")
+    return epsilon
 
 
 def load_config(path: Path | None, *, overrides: Mapping[str, object]) -> SweepConfig:

@@ -23,7 +23,14 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def run_on_workers(
-    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, data: Dataset, out: Path, workers: int
+    config: SweepConfig,
+    runs: Sequence[Run],
+    waiting: Sequence[int],
+    *,
+    data: Dataset,
+    out: Path,
+    workers: int,
+    journal: Path | None,
 ) -> Generator[tuple[int, Row], None, None]:
     """Run cells on worker processes and give each row as its run ends.
 
@@ -37,6 +44,7 @@ def run_on_workers(
         data: The data set; each worker gets a copy.
         out: The sweep's folder.
         workers: Number of processes, one thread each.
+        journal: The data set's ledger over all runs, or None.
 
     Yields:
         Index and row of a run that has ended, well or not.
@@ -49,18 +57,27 @@ def run_on_workers(
         # hold up the start of each process until the one before has imported everything.
         packed = Path(scratch) / "data.pickle"
         packed.write_bytes(pickle.dumps(data))
-        yield from _run_batches(config, runs, waiting, packed=packed, out=out, workers=workers)
+        yield from _run_batches(config, runs, waiting, packed=packed, out=out, workers=workers, journal=journal)
 
 
 def _run_batches(
-    config: SweepConfig, runs: Sequence[Run], waiting: Sequence[int], *, packed: Path, out: Path, workers: int
+    config: SweepConfig,
+    runs: Sequence[Run],
+    waiting: Sequence[int],
+    *,
+    packed: Path,
+    out: Path,
+    workers: int,
+    journal: Path | None,
 ) -> Generator[tuple[int, Row], None, None]:
     """Run batches of cells, and again one at a time those among which a process died."""
     batches = [(list(waiting), workers)] if waiting else []
     while batches:
         batch, processes = batches.pop()
         left = list(batch)
-        for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes):
+        for index, row in _run_batch(
+            config, runs, batch, packed=packed, out=out, processes=processes, journal=journal
+        ):
             left.remove(index)
             yield index, row
         if not left:
@@ -76,7 +93,14 @@ def _run_batches(
 
 
 def _run_batch(
-    config: SweepConfig, runs: Sequence[Run], batch: Sequence[int], *, packed: Path, out: Path, processes: int
+    config: SweepConfig,
+    runs: Sequence[Run],
+    batch: Sequence[int],
+    *,
+    packed: Path,
+    out: Path,
+    processes: int,
+    journal: Path | None,
 ) -> Generator[tuple[int, Row], None, None]:
     """Give rows until the batch is done or a process has died."""
     context = multiprocessing.get_context("spawn")
@@ -90,7 +114,7 @@ def _run_batch(
             with _children_ignore_interrupts():
                 for index in batch:
                     try:
-                        future = pool.submit(run_cell, config, runs[index], run_folder(out, index, runs[index]))
+                        future = pool.submit(run_cell, config, runs[index], run_folder(out, index, runs[index]), journal)
                     except BrokenProcessPool:  # a process has died already
                         break
                     futures[future] = index

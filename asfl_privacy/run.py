@@ -9,28 +9,38 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
+from numpy.typing import NDArray
 
-from asfl_privacy.accounting import Ledger, StatementFacts, calibrate, statement, warnings_of
+import sensitivity
+from asfl_privacy.accounting import Ledger
+from asfl_privacy.accounting.journal import Journal
+from asfl_privacy.accounting.statement import statement, statement_record
+from asfl_privacy.accounting.statement_facts import StatementFacts
+from asfl_privacy.accounting.statement_sentences import warnings_of
 from asfl_privacy.cells import Cell, Target
 from asfl_privacy.config import SweepConfig
-from asfl_privacy.data import Dataset
+from asfl_privacy.data import Dataset, data_digest
 from asfl_privacy.execution import Evaluation, RunResult, run_serially
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
-from asfl_privacy.federated.sharing import plan_head
-from asfl_privacy.mechanisms import choose_placement, make_mechanism
+from asfl_privacy.federated.settings import UPDATES_ONLY
+from asfl_privacy.mechanisms import ReleasePlan, choose_placement, make_mechanism, split_head
+from asfl_privacy.mechanisms.release_sensitivity import BUDGET_S
+from asfl_privacy.privacy_plan import plan_privacy
 from asfl_privacy.reporting import Row, complete_row
 
 ROW_FILE, CONFIG_FILE, LEDGER_FILE, STATEMENT_FILE = "row.json", "config.toml", "ledger.json", "statement.md"
+STATEMENT_JSON_FILE = "statement.json"
 
 UNPROTECTED = (
     "Runs without noise protect nothing: what clients share (clean activations, labels, updates) leaves them as it is."
@@ -59,11 +69,13 @@ class Outcome:
     Attributes:
         row: Its line of rows.csv.
         statement: What it promises, Markdown; empty without noise.
+        statement_json: The same as JSON.
         warnings: What a reader must be told.
     """
 
     row: Row
     statement: str
+    statement_json: str
     warnings: tuple[str, ...]
 
 
@@ -84,7 +96,7 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
     notes: list[str] = []
     resolve_device(config.device)
     federation = build_federation(
-        data, model_name=config.model, partition=config.partition, settings=_settings(config, cell), privacy=None
+        data, model_name=config.model, partition=config.partition, settings=training_settings(config, cell), privacy=None
     )
     if cell.exchange_layer is not None:
         split = federation.split
@@ -95,18 +107,8 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
         return Run(cell=cell, privacy=None, notes=tuple(notes))
     federation.load(federation.initial_weights, training=False)
     target, why = _resolved(cell.target, config=config, federation=federation)
-    privacy = Privacy(
-        mechanism=cast(Literal["gaussian", "laplace"], target.mech),
-        noise_multiplier=noise_multiplier(config, target),
-        p=target.p,
-        radius=target.radius,
-        clip=config.clip,
-        placement=target.placement,
-        noise=config.noise,
-        own=config.own,
-    )
-    plan_head(federation, privacy)
-    return Run(cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why))
+    privacy = plan_privacy(config, target, federation=federation)
+    return Run(cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why, *_planned_note(config, privacy)))
 
 
 def _resolved(target: Target, *, config: SweepConfig, federation: Federation) -> tuple[Target, tuple[str, ...]]:
@@ -127,25 +129,13 @@ def _resolved(target: Target, *, config: SweepConfig, federation: Federation) ->
     return replace(target, placement=choice.placement), (f"placement {choice.reason}",)
 
 
-def noise_multiplier(config: SweepConfig, target: Target) -> float:
-    """σ/Δ or b/Δ of every release: for one release at ε, or so that all T of a record stay within the total."""
-    num_releases = 1 if config.noise == "once" or target.epsilon is not None else config.rounds
-    calibration = calibrate(
-        target.mech,
-        epsilon=target.epsilon,
-        total_epsilon=target.total_epsilon,
-        delta=target.delta,
-        num_releases=num_releases,
-    )
-    return calibration.noise_multiplier
-
-
 def execute_run(
     config: SweepConfig,
     run: Run,
     *,
     data: Dataset,
     folder: Path | None,
+    journal: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Outcome:
@@ -157,6 +147,7 @@ def execute_run(
         data: The data set.
         folder: Run folder to write in one step (config.toml, metrics.csv, checkpoint.npz, row.json, and of a
             private run ledger.json and statement.md), or None to write nothing.
+        journal: The data set's ledger over all runs, to which this one is added, or None.
         should_stop: Asked before every round.
         on_evaluation: Told of every evaluation.
 
@@ -172,18 +163,31 @@ def execute_run(
         data,
         model_name=config.model,
         partition=config.partition,
-        settings=_settings(config, run.cell),
+        settings=training_settings(config, run.cell),
         privacy=run.privacy,
         device=resolve_device(config.device),
     )
-    ledger = None if run.privacy is None else Ledger(p=run.privacy.p, radius=run.privacy.radius)
+    ledger = None
+    if run.privacy is not None:
+        ledger = Ledger(p=run.privacy.p, radius=run.privacy.radius)
+        ledger.clients = clients_of_records(federation)
     result = run_serially(
-        federation, METHODS[run.cell.method], ledger=ledger, should_stop=should_stop, on_evaluation=on_evaluation
+        federation,
+        METHODS[run.cell.method],
+        ledger=ledger,
+        journal=None if journal is None or ledger is None else open_journal(journal, data=data, ledger=ledger),
+        run_id=f"{run.cell.label} seed {run.cell.seed} {secrets.token_hex(8)}",
+        should_stop=should_stop,
+        on_evaluation=on_evaluation,
     )
-    facts = None if run.cell.target is None else _facts(config, run.cell.target, data=data)
+    facts = None
+    if run.cell.target is not None and run.privacy is not None and ledger is not None:
+        facts = _facts(config, run.cell.target, privacy=run.privacy, federation=federation, result=result)
+        ledger.facts = facts.to_dict()
     outcome = Outcome(
         row=_row(config, run, federation=federation, result=result),
         statement="" if facts is None or ledger is None else statement(ledger, facts=facts),
+        statement_json="" if facts is None or ledger is None else statement_json(ledger, facts=facts),
         warnings=(UNPROTECTED,) if facts is None or ledger is None else tuple(warnings_of(ledger, facts=facts)),
     )
     if folder is not None:
@@ -250,7 +254,8 @@ def config_toml(config: SweepConfig) -> str:
     return tomli_w.dumps({key: value for key, value in config.model_dump(mode="json").items() if value is not None})
 
 
-def _settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
+def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
+    """Sizes and rates of a cell's run."""
     return TrainingSettings(
         clients=config.clients,
         cohort=config.cohort,
@@ -266,14 +271,95 @@ def _settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
     )
 
 
-def _facts(config: SweepConfig, target: Target, *, data: Dataset) -> StatementFacts:
+def clients_of_records(federation: Federation) -> NDArray[np.int64]:
+    """Which client holds each record of the data set, shape (records,)."""
+    holders = np.zeros(federation.data.num_records, dtype=np.int64)
+    for client in federation.clients:
+        holders[client.records] = client.number
+    return holders
+
+
+def open_journal(path: Path, *, data: Dataset, ledger: Ledger) -> Journal:
+    """The data set's ledger over all runs, made if it is missing.
+
+    Raises:
+        ValueError: A file of another data set, norm or radius, or that cannot be read or written.
+    """
+    return Journal.open(
+        path, p=ledger.p, radius=ledger.radius, data_digest=data_digest(data), num_records=data.num_records
+    )
+
+
+def check_journal(path: Path | None, runs: Sequence[Run], *, data: Dataset) -> None:
+    """Refuse a data set's ledger that some run could not be added to, before time is spent; makes it if it is missing.
+
+    Raises:
+        ValueError: As `open_journal`, or runs that differ in norm or radius, which one ledger cannot add up.
+    """
+    if path is None:
+        return
+    promises = {(run.privacy.p, run.privacy.radius) for run in runs if run.privacy is not None}
+    if len(promises) != 1:
+        raise ValueError(
+            f"ledger {path}: the runs promise {len(promises)} pairs of norm and radius, and one ledger adds up one; give a "
+            "single norm and radius with noise, or no --ledger"
+        )
+    ((p, radius),) = promises
+    open_journal(path, data=data, ledger=Ledger(p=p, radius=radius))
+
+
+def statement_json(ledger: Ledger, *, facts: StatementFacts) -> str:
+    """The statement as JSON text."""
+    return json.dumps(statement_record(ledger, facts=facts), indent=1, ensure_ascii=False) + "\n"
+
+
+def _planned_note(config: SweepConfig, privacy: Privacy) -> tuple[str, ...]:
+    if privacy.budget is None:
+        return ()
+    words = f"individual filter: budget of ε {config.total_epsilon[0]:g} a record, planned for"
+    counts = []
+    if privacy.planned_releases is not None:
+        counts.append(f"{privacy.planned_releases} releases")
+    if privacy.planned_steps is not None:
+        counts.append(f"{privacy.planned_steps} noised steps")
+    return (f"{words} {' and '.join(counts)}; records that need more are held back",)
+
+
+def _facts(
+    config: SweepConfig, target: Target, *, privacy: Privacy, federation: Federation, result: RunResult
+) -> StatementFacts:
+    plan = result.largest_plan
+    certificate = None if plan is None or plan.sensitivity.is_clip_only else plan.certificate
+    labels = "none" if not privacy.shares_activations else "clear" if privacy.label_epsilon is None else "randomized"
     return StatementFacts(
         delta=target.delta,
-        num_records=data.num_records,
+        num_records=federation.data.num_records,
         noise=config.noise,
-        seeded=True,
-        placement=target.placement,
+        labels=labels,
+        updates="clear" if privacy.updates == "none" else privacy.updates,
+        placement=target.placement if privacy.shares_activations else "model updates",
+        total_epsilon=target.total_epsilon,
+        held_back=result.held_back,
+        certificate_method=None if certificate is None else certificate.method,
+        certificate_tightness=None if certificate is None or plan is None else _tightness(plan, federation, result=result),
+        rounding="none" if plan is None else plan.sensitivity.rounding,
+        claimed_epsilon=target.epsilon if config.calibration == "paper" else None,
     )
+
+
+def _tightness(plan: ReleasePlan, federation: Federation, *, result: RunResult) -> float | None:
+    """Certificate over the largest ratio found by search, at the last round's head; None where search finds none."""
+    if plan.certificate is None:
+        return None
+    federation.load(result.state.weights, training=False)
+    prefix, _ = split_head(federation.split.head, plan.placement)
+    p, q, shape, box = plan.certificate.p, plan.certificate.q, plan.input_shape, plan.input_box
+    now = sensitivity.certify(prefix, p=p, q=q, input_shape=shape, input_box=box, budget_s=BUDGET_S)
+    try:
+        found = sensitivity.lower_bound(prefix, p=p, q=q, input_shape=shape, input_box=box).value
+    except (ValueError, sensitivity.UnsupportedModuleError):  # what search cannot do the certificate does not need
+        return None
+    return now.value / found if found > 0.0 else None
 
 
 def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunResult) -> Row:
@@ -283,7 +369,7 @@ def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunRe
     return complete_row(
         {
             **base_row(config, run.cell),
-            **_spent(run.cell.target, result=result),
+            **_spent(config, run, result=result),
             "status": "ok",
             "accuracy": sum(evaluation.accuracy for evaluation in last) / len(last),
             "remote_fraction": result.remote_fraction,
@@ -325,18 +411,27 @@ def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
             "placement": target.placement,
             "noise": config.noise,
             "own": config.own,
+            "labels": config.labels,
+            "updates": config.updates,
+            "calibration": config.calibration,
+            "reproducible": config.reproducible,
         }
+        if target.placement == UPDATES_ONLY:
+            row |= {"q": 2.0, "noise": None, "own": None, "labels": None}
     return row
 
 
-def _spent(target: Target | None, *, result: RunResult) -> dict[str, object]:
+def _spent(config: SweepConfig, run: Run, *, result: RunResult) -> dict[str, object]:
     """Noise and ε columns; none without privacy."""
-    if target is None or result.ledger is None:
+    target, privacy = run.cell.target, run.privacy
+    if target is None or privacy is None or result.ledger is None:
         return {}
     spent, plan = epsilon_columns(result.ledger, delta=target.delta), result.largest_plan
     if plan is not None:  # the noise multiplier is fixed, so the round with the most noise has the largest sensitivity
         spent |= {"sensitivity": plan.sensitivity.value, "noise_scale": plan.scale, "noise_stddev": plan.noise_stddev}
-    return spent
+    if config.calibration == "paper":
+        spent["epsilon_claimed"] = target.epsilon
+    return spent | {"update_multiplier": privacy.update_multiplier, "held_back": result.held_back}
 
 
 def epsilon_columns(ledger: Ledger, *, delta: float) -> dict[str, object]:
@@ -346,6 +441,12 @@ def epsilon_columns(ledger: Ledger, *, delta: float) -> dict[str, object]:
         "epsilon_total": ledger.epsilon(delta=delta).high,
         "delta_total": ledger.delta_used(delta),
         "epsilon_whole_record": ledger.epsilon(delta=delta, distance=math.inf).high,
+        "epsilon_client": ledger.epsilon(delta=delta, unit="client").high,
+        **{
+            f"epsilon_{channel}": ledger.epsilon(delta=delta, channel=channel).high
+            for channel in ("activations", "labels", "updates")
+            if channel in ledger.channels
+        },
     }
 
 
@@ -363,6 +464,7 @@ def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: RunRes
             result.ledger.save(scratch / LEDGER_FILE)
         if outcome.statement:
             (scratch / STATEMENT_FILE).write_text(outcome.statement, encoding="utf-8")
+            (scratch / STATEMENT_JSON_FILE).write_text(outcome.statement_json, encoding="utf-8")
         arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in result.state.weights.items()}
         np.savez(scratch / "checkpoint.npz", **arrays)
         digests = {file.name: file_digest(file) for file in sorted(scratch.iterdir())}

@@ -83,6 +83,7 @@ def run_sweep(
     workers: int,
     resume: bool,
     run_info: Mapping[str, object],
+    journal: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Row]:
     """Run what is not done yet, keep each run as it ends, and write the report.
@@ -95,6 +96,7 @@ def run_sweep(
         workers: Worker processes, one thread each.
         resume: Go on in a folder that holds an interrupted sweep of the same configuration.
         run_info: Provenance, as `write_report` takes it.
+        journal: The data set's ledger over all runs, to which every run is added, or None.
         on_progress: Called after every run.
 
     Returns:
@@ -115,7 +117,14 @@ def run_sweep(
     with _locked(out):
         try:
             return _run_claimed(
-                config, runs, data=data, out=out, workers=workers, run_info=run_info, on_progress=on_progress
+                config,
+                runs,
+                data=data,
+                out=out,
+                workers=workers,
+                run_info=run_info,
+                journal=journal,
+                on_progress=on_progress,
             )
         except KeyboardInterrupt:
             # Counted on disk: a run may have been kept whose row had not come back yet.
@@ -131,6 +140,7 @@ def _run_claimed(
     out: Path,
     workers: int,
     run_info: Mapping[str, object],
+    journal: Path | None,
     on_progress: Callable[[Progress], None],
 ) -> list[Row]:
     rows: dict[int, Row] = {}
@@ -140,7 +150,9 @@ def _run_claimed(
             rows[index] = kept.row
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
-    with closing(run_on_workers(config, runs, waiting, data=data, out=out, workers=workers)) as ended:
+    with closing(
+        run_on_workers(config, runs, waiting, data=data, out=out, workers=workers, journal=journal)
+    ) as ended:
         for index, row in ended:
             rows[index] = row
             spent = time.monotonic() - started
@@ -227,7 +239,7 @@ def _statement(config: SweepConfig, runs: Sequence[Run], *, out: Path) -> tuple[
         warnings |= dict.fromkeys(kept.warnings)
         if run.privacy is None:
             continue
-        promise = (run.privacy.mechanism, run.privacy.radius, run.privacy.p)
+        promise = (run.cell.method, run.privacy.mechanism, run.privacy.radius, run.privacy.p)
         worst = (float(kept.row["epsilon_total"] or 0.0), kept.statement, run.cell.seed)
         key = (promise, run.cell.label)
         cells[key] = max(cells.get(key, worst), worst, key=lambda found: found[0])

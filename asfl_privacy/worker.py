@@ -70,13 +70,14 @@ def start_worker(stop: Event, packed: Path) -> None:
     _worker = _Worker(stop=stop, data=pickle.loads(packed.read_bytes()))
 
 
-def run_cell(config: SweepConfig, run: Run, folder: Path) -> Row:
+def run_cell(config: SweepConfig, run: Run, folder: Path, journal: Path | None = None) -> Row:
     """One run in a worker; whatever goes wrong becomes a failed row, with the traceback of a bug beside it.
 
     Args:
         config: The configuration.
         run: The prepared run.
         folder: Its run folder.
+        journal: The data set's ledger over all runs, or None.
 
     Returns:
         Its row.
@@ -91,7 +92,9 @@ def run_cell(config: SweepConfig, run: Run, folder: Path) -> Row:
             return kept.row
         if folder.exists():  # left by something that was not a finished run: kept, out of the way
             folder.rename(folder.with_name(f"{folder.name}.set-aside-{time.time_ns()}"))
-        outcome = execute_run(config, run, data=_worker.data, folder=folder, should_stop=_worker.stop.is_set)
+        outcome = execute_run(
+            config, run, data=_worker.data, folder=folder, journal=journal, should_stop=_worker.stop.is_set
+        )
     except RunStoppedError:
         raise
     except ValueError as error:  # a phase refused: its line says what to do

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asfl_privacy.accounting import Ledger, gaussian_epsilon
+from asfl_privacy.accounting import Ledger, gaussian_epsilon, gaussian_noise_multiplier
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import load_config
 from asfl_privacy.run import execute_run, prepare_run
@@ -29,13 +29,13 @@ def test_epsilon_columns_come_from_the_ledger_of_what_ran(digits, tmp_path):
     ledger = Ledger.load(tmp_path / "run" / "ledger.json")
     assert row["epsilon_total"] == ledger.epsilon(delta=1e-5).high
     assert row["epsilon_whole_record"] == ledger.epsilon(delta=1e-5, distance=math.inf).high
-    most = ledger.counts.max_releases_per_record
-    sigma = row["noise_scale"]
-    assert row["epsilon_release"] == pytest.approx(gaussian_epsilon(1e-5, noise_multiplier=sigma), rel=1e-9)
+    assert ledger.counts.max_releases_per_record == 2
     assert row["epsilon_release"] <= 4.0
     assert row["epsilon_release"] == pytest.approx(4.0, rel=1e-9)
-    composed = gaussian_epsilon(1e-5, noise_multiplier=sigma / math.sqrt(most))
-    assert row["epsilon_total"] == pytest.approx(composed, rel=1e-9)
+    z = gaussian_noise_multiplier(4.0, delta=1e-5)
+    assert row["epsilon_total"] == pytest.approx(gaussian_epsilon(1e-5, noise_multiplier=z / math.sqrt(2)), rel=1e-9)
+    # Δ = R = 1 at the input; truncation and the 10 bits of the scale add noise, of which no ε is claimed
+    assert z * row["sensitivity"] <= row["noise_scale"] <= z * (1 + 2**-10) * (1 + 2**-9)
     assert row["delta_total"] == 1e-5
 
 
@@ -55,8 +55,8 @@ def test_laplace_with_an_l2_radius_pays_the_root_of_the_pixels(digits):
     """√64 = 8: privacy.md §2."""
     row = outcome_of(digits, mech="laplace", epsilon="2", norm="2", radius="0.5").row
     assert row["sensitivity"] == 4.0
-    assert row["noise_scale"] == 2.0
-    assert row["noise_stddev"] == pytest.approx(math.sqrt(2) * 2.0, rel=1e-12)
+    assert 2.0 <= row["noise_scale"] <= 2.0 * (1 + 2**-10) * (1 + 2**-9)
+    assert row["noise_stddev"] == pytest.approx(math.sqrt(2) * row["noise_scale"], rel=1e-12)
     assert (row["p"], row["q"], row["delta_total"]) == (2.0, 1.0, 0.0)
 
 
@@ -83,7 +83,7 @@ def test_a_run_folder_repeats_its_run_to_the_last_bit(digits, tmp_path):
     cell = make_cells(config)[-1]
     second = execute_run(config, prepare_run(config, cell, data=digits), data=digits, folder=tmp_path / "second")
     assert {**second.row, "seconds": 0} == {**first.row, "seconds": 0}
-    for name in ("config.toml", "metrics.csv", "ledger.json", "statement.md"):
+    for name in ("config.toml", "metrics.csv", "ledger.json", "statement.md", "statement.json"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     arrays = [np.load(tmp_path / name / "checkpoint.npz") for name in ("first", "second")]
     assert all(np.array_equal(arrays[0][key], arrays[1][key]) for key in arrays[0].files)
@@ -125,7 +125,6 @@ def test_the_statement_names_unit_radius_adversary_assumptions_and_open_channels
         "Privacy unit: one record",
         "ℓ2 distance at most 1",
         "collude",
-        "ideal arithmetic",
         "Labels",
         "Model updates",
     ):
@@ -133,10 +132,18 @@ def test_the_statement_names_unit_radius_adversary_assumptions_and_open_channels
 
 
 def test_a_seeded_run_warns_that_its_noise_can_be_removed(digits):
-    """Catches a statement that hides where the noise came from."""
+    """Catches a statement that hides where the noise came from, or says so of noise from the system's source."""
     outcome = outcome_of(digits, epsilon="4")
     assert any("seeded generator" in line for line in outcome.warnings)
     assert "seeded generator" in outcome.statement
+    assert "**REPRODUCE ONLY, no guarantee" in outcome.statement
+    assert json.loads(outcome.statement_json)["reproduce_only"] is True
+    private = outcome_of(digits, epsilon="4", reproducible="no")
+    assert not any("seed" in line for line in private.warnings)
+    assert "seed" not in private.statement
+    assert "drawn on a lattice" in private.statement
+    assert "ideal arithmetic" not in private.statement
+    assert json.loads(private.statement_json)["reproduce_only"] is False
 
 
 def test_the_statement_of_noise_once_counts_noised_inputs(digits):

@@ -1,8 +1,6 @@
 """The ledger: what was released of every record, and the ε it adds up to."""
 
 import math
-from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +12,35 @@ from asfl_privacy.accounting.checks import (
     check_delta,
     check_norm,
     check_radius,
-    check_real,
     norm_word,
     number_words,
 )
-from asfl_privacy.accounting.event import EventClass, check_vector, make_event, multiplier_at
-from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
-from asfl_privacy.accounting.rationals import fraction_down, fraction_up
-from asfl_privacy.accounting.storage import read_document, write_document
-from asfl_privacy.accounting.totals import Group, Ints, largest_mixed_epsilon, largest_sum, merge_counts
+from asfl_privacy.accounting.columns import Column, column_of_releases, merge_columns
+from asfl_privacy.accounting.event import CHANNELS, EventClass, check_vector, make_event
+from asfl_privacy.accounting.ledger_file import (
+    FORMAT,
+    VERSION,
+    VERSIONS,
+    check_facts,
+    decode_classes,
+    decode_clients,
+    encode_class,
+    encode_clients,
+)
+from asfl_privacy.accounting.spending import check_distance, check_spending_delta, release_epsilon, spent_epsilon
+from asfl_privacy.accounting.storage import read_versions, write_document
+from asfl_privacy.accounting.totals import Ints, count_releases, tally_releases
+from asfl_privacy.accounting.totals import LedgerCounts as LedgerCounts
 
-FORMAT, VERSION = "asfl-privacy ledger", 1
 PRIVACY_UNIT = "one record (example-level, local)"
-ARITHMETIC = "ideal arithmetic"
+UNITS = ("record", "client")
 HEADS_NOTE = (
     "conditional on the sequence of heads: heads are learned from private data through model updates, so the total is "
     "unconditional only if the updates are protected too"
 )
+_MOST_PARTS = 64  # columns of one event class that are kept apart before they are added up
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerCounts:
-    """How much a ledger holds: distinct records, releases in all, and the most releases of one record."""
-
-    records: int
-    releases: int
-    max_releases_per_record: int
-
-
-@dataclass(kw_only=True, eq=False)
 class Ledger:
     """Columnar account of releases: event classes, and an integer count per record in each.
 
@@ -50,15 +48,18 @@ class Ledger:
         p: norm of the neighbouring relation (1, 2 or inf) in raw input units.
         radius: R > 0, the largest p-distance of two neighbouring records; "any" for any two records of the input box.
         privacy_unit: what one neighbour differs in; only the unit named here is supported.
-        arithmetic: what the noise arithmetic is assumed to be.
         heads_note: what the total is conditional on.
+        clients: the client of every record, shape (records,), integers ≥ 0; None where it is not kept. Needed for
+            totals by client.
+        facts: plain JSON values kept beside the account, for a statement to be made from the file alone.
 
     Guarantee:
         ``epsilon`` is the maximum over records of the composed ε of ALL releases of that record: recipients are assumed
         to collude, and no amplification by sampling is claimed, because a recipient sees what it received.
 
     Source:
-        Composition of Gaussians: μ² = Σ 1/z² (Dong, Roth & Su 2022, Corollary 3.3); Laplace: basic composition.
+        Composition of Gaussians: μ² = Σ 1/z² (Dong, Roth & Su 2022, Corollary 3.3); the rest: privacy-loss distributions
+        (pld.py) and basic composition, whichever is less.
 
     Example:
         >>> ledger = Ledger(p=2, radius=0.1)
@@ -69,33 +70,59 @@ class Ledger:
         4.377
     """
 
-    p: float
-    radius: float | str
-    privacy_unit: str = PRIVACY_UNIT
-    arithmetic: str = ARITHMETIC
-    heads_note: str = HEADS_NOTE
-    _columns: dict[EventClass, tuple[Ints, Ints]] = field(default_factory=dict, repr=False)
+    def __init__(
+        self,
+        *,
+        p: float | str,
+        radius: float | str,
+        privacy_unit: str = PRIVACY_UNIT,
+        heads_note: str = HEADS_NOTE,
+        clients: ArrayLike | None = None,
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        self.p = check_norm(p)
+        self.radius = check_radius(radius)
+        self.privacy_unit = check_choice("privacy_unit", privacy_unit, (PRIVACY_UNIT,))
+        self.heads_note = check_choice("heads_note", heads_note, (HEADS_NOTE,))
+        self.clients = clients
+        self.facts = facts
+        self._parts: dict[EventClass, list[Column]] = {}
 
-    def __post_init__(self) -> None:
-        self.p = check_norm(self.p)
-        self.radius = check_radius(self.radius)
-        check_choice("privacy_unit", self.privacy_unit, (PRIVACY_UNIT,))
-        check_choice("arithmetic", self.arithmetic, (ARITHMETIC,))
-        check_choice("heads_note", self.heads_note, (HEADS_NOTE,))
+    @property
+    def clients(self) -> Ints | None:
+        """The client of every record, or None; a copy is kept of what is assigned."""
+        return self._clients
+
+    @clients.setter
+    def clients(self, clients: ArrayLike | None) -> None:
+        kept = None if clients is None else check_vector("clients", clients, minimum=0)
+        if kept is not None and int(kept.max()) >= 2**31:
+            raise ValueError(f"clients holds {int(kept.max())}: clients are numbered from 0; pass numbers below 2**31")
+        self._clients = kept
+
+    @property
+    def facts(self) -> dict[str, object] | None:
+        """Plain JSON values kept beside the account, or None."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: dict[str, object] | None) -> None:
+        self._facts = check_facts(facts)
+
+    def __repr__(self) -> str:
+        return f"Ledger(p={norm_word(self.p)!r}, radius={self.radius!r}, event_classes={len(self._parts)})"
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same facts, classes and counts, to the last bit."""
         if not isinstance(other, Ledger):
             return NotImplemented
         return (
-            all(getattr(self, name) == getattr(other, name) for name in _FACTS)
-            and self._columns.keys() == other._columns.keys()
-            and all(
-                np.array_equal(mine, theirs)
-                for event, column in self._columns.items()
-                for mine, theirs in zip(column, other._columns[event], strict=True)
-            )
+            self._head() == other._head()
+            and self._parts.keys() == other._parts.keys()
+            and all(self._column(event).equals(other._column(event)) for event in self._parts)
         )
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def relation(self) -> str:
@@ -108,25 +135,53 @@ class Ledger:
     @property
     def event_classes(self) -> tuple[EventClass, ...]:
         """The event classes, in the order in which they were first recorded."""
-        return tuple(self._columns)
+        return tuple(self._parts)
 
     @property
     def channels(self) -> tuple[str, ...]:
         """The channels with at least one release, sorted."""
-        return tuple(sorted({event.channel for event in self._columns}))
+        return tuple(sorted({event.channel for event in self._parts}))
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
         """The mechanisms with at least one release, sorted."""
-        return tuple(sorted({event.mechanism for event in self._columns}))
+        return tuple(sorted({event.mechanism for event in self._parts}))
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """The samplers that drew at least one release, sorted."""
+        return tuple(sorted({event.sampler for event in self._parts}))
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether any release was drawn by a seeded sampler: no guarantee towards whoever knows or guesses the seed."""
+        return "seeded" in self.samplers
 
     @property
     def counts(self) -> LedgerCounts:
         """Distinct records, releases in all, and the most releases of one record."""
-        ids, totals = merge_counts(self._columns.values())
-        return LedgerCounts(
-            records=len(ids), releases=int(totals.sum()), max_releases_per_record=int(totals.max(initial=0))
-        )
+        return count_releases(self._parts.values())
+
+    def counts_of(self, channel: str) -> LedgerCounts:
+        """The counts of one channel."""
+        return count_releases(self._of(channel).values())
+
+    def releases_of(self, event: EventClass) -> tuple[Ints, Ints]:
+        """The records of one event class and the releases of each.
+
+        Args:
+            event: one of ``event_classes``.
+
+        Returns:
+            (ids, counts), shape (n,) each, ids strictly increasing; copies.
+
+        Raises:
+            ValueError: if the ledger has no such class.
+        """
+        if event not in self._parts:
+            raise ValueError(f"event is {event!r}: the ledger holds no such class; take one of event_classes")
+        column = self._column(event)
+        return column.all_ids().astype(np.int64), column.all_counts().astype(np.int64)
 
     def record(
         self,
@@ -137,16 +192,27 @@ class Ledger:
         round: int,
         records: ArrayLike,
         whole_record_multiplier: float | None = None,
+        num_classes: int | None = None,
+        sampler: str = "float",
+        epsilon_excess: float = 0.0,
+        tail_probability: float = 0.0,
+        client_multiplier: float | None = None,
     ) -> None:
         """Add one release of each record named; a record named twice is counted twice.
 
         Args:
-            channel: "activations", "labels" or "updates".
-            mechanism: "gaussian" or "laplace".
-            noise_multiplier: σ/Δ or b/Δ > 0, Δ the sensitivity at the ledger's radius.
+            channel: "activations", "labels" or "updates". In updates one noise draw covers all records of a client that
+                take part: name in one call (or in calls with equal arguments) all records of such a release.
+            mechanism: "gaussian", "laplace" or, for labels, "randomized-response".
+            noise_multiplier: σ/Δ or b/Δ > 0, Δ the sensitivity at the ledger's radius; 1/ε0 for randomised response.
             round: number of the round, ≥ 0.
             records: ids of the records released, shape (n,), integers ≥ 0, n ≥ 1.
             whole_record_multiplier: the same with Δ for any two records of the input box; None where it is not known.
+            num_classes: k ≥ 2 for randomised response, else None.
+            sampler: "lattice", "float" or "seeded", see EventClass.
+            epsilon_excess: e ≥ 0 of one release, see EventClass.
+            tail_probability: τ in [0, 1) of one release, see EventClass.
+            client_multiplier: of a clipped client update, see EventClass; ``records`` are then all that it depends on.
 
         Raises:
             ValueError: if a value is out of range; the ledger is then unchanged.
@@ -158,66 +224,77 @@ class Ledger:
             round_number=round,
             whole_record_multiplier=whole_record_multiplier,
             radius=self.radius,
+            num_classes=num_classes,
+            sampler=sampler,
+            epsilon_excess=epsilon_excess,
+            tail_probability=tail_probability,
+            client_multiplier=client_multiplier,
         )
-        ids, counts = np.unique(check_vector("records", records, minimum=0), return_counts=True)
-        columns = [(ids, counts.astype(np.int64))]
-        if event in self._columns:
-            columns.append(self._columns[event])
-        self._columns[event] = merge_counts(columns)
+        column = column_of_releases(records)
+        parts = self._parts.setdefault(event, [])
+        parts.append(column)
+        if len(parts) > _MOST_PARTS:
+            self._parts[event] = [merge_columns(parts)]
 
     def delta_used(self, delta: float) -> float:
-        """The δ that goes with ``epsilon(delta=delta).high``: 0 where no Gaussian was released."""
-        return check_delta(delta, zero_allowed=True) if "gaussian" in self.mechanisms else 0.0
-
-    def epsilon(self, *, delta: float, distance: float = 1.0) -> EpsilonBracket:
-        """ε of everything released so far: the maximum over records.
-
-        Args:
-            delta: δ in (0, 1); 0 is allowed where no Gaussian was released.
-            distance: k ≥ 1, the distance of the two records in multiples of the radius; inf for any two records.
+        """A δ at which every figure asked with ``delta`` holds, whatever the distance, the channel and the unit.
 
         Returns:
-            The bracket. Gaussian alone: both ends agree up to rounding. Laplace alone: ``high`` is the sum of the pure
-            ε and holds at δ=0, ``low`` is that sum at δ=0 and the strongest single release's exact ε(δ) otherwise.
-            Mixed: ``high`` adds both, ``low`` is the larger of the two.
+            ``delta`` itself; 0 where nothing was released. A single bracket may hold at δ=0 too: see its own ``delta``.
+        """
+        delta = check_delta(delta, zero_allowed=True)
+        return delta if self._parts else 0.0
+
+    def epsilon(
+        self, *, delta: float, distance: float = 1.0, channel: str | None = None, unit: str = "record"
+    ) -> EpsilonBracket:
+        """ε of everything released so far: the maximum over records, or over clients.
+
+        Args:
+            delta: δ in (0, 1); 0 is allowed where no Gaussian was released and no sampler has a tail probability.
+            distance: k ≥ 1, the distance of the two records in multiples of the radius; inf for any two records.
+            channel: count this channel alone; None for all of them together.
+            unit: "record", or "client": two neighbours differ in every record of a client, each by at most ``distance``;
+                see tally_releases for why counts add up.
+
+        Returns:
+            The bracket, see spent_epsilon; ``bracket.delta`` is the δ at which ``high`` holds.
 
         Raises:
-            ValueError: if δ is out of range, δ is 0 with Gaussian releases, or distance < 1.
+            ValueError: if δ is out of range or 0 where it must not be, distance < 1, or unit is "client" and
+                ``clients`` is None or names too few records.
 
         Guarantee:
             Rounded outward. At distance k·R a release has the multiplier max(z/k, z_whole): a certificate L·R + slack
             and a cap 2C both satisfy Δ(kR) ≤ k·Δ(R) for k ≥ 1, and no two records differ by more than Δ_whole. With
-            z_whole unknown, ``distance=inf`` gives ``high`` = inf.
+            z_whole unknown, ``distance=inf`` gives ``high`` = inf. Randomised response has z at every distance.
 
         Edge cases:
             Nothing released: 0. The bracket assumes the multipliers were fixed beforehand.
         """
-        delta, distance = self._check_delta(delta), _check_distance(distance)
-        gaussian, laplace = self._groups("gaussian", distance), self._groups("laplace", distance)
-        if gaussian is None or laplace is None:
-            return EpsilonBracket(low=self.epsilon(delta=delta).low, high=math.inf, delta=self.delta_used(delta))
-        pure_low, pure_high = largest_sum(laplace, power=1)
-        high_laplace = fraction_up(pure_high)
-        if delta == 0.0:
-            low_laplace = fraction_down(pure_low)
-        else:
-            low_laplace = max((_laplace_low(group.multiplier, delta) for group in laplace), default=0.0)
-        if not gaussian:
-            return EpsilonBracket(low=low_laplace, high=high_laplace, delta=0.0)
-        square_low, square_high = largest_sum(gaussian, power=2)
-        low_gaussian = composed_gaussian_epsilon(square_low, delta=delta).low
-        if laplace:
-            high = largest_mixed_epsilon(gaussian, laplace, delta=delta)
-        else:
-            high = composed_gaussian_epsilon(square_high, delta=delta).high
-        return EpsilonBracket(low=max(low_laplace, low_gaussian), high=high, delta=delta)
+        distance, parts = check_distance(distance), self._of(channel)
+        check_choice("unit", unit, UNITS)
+        delta = check_spending_delta(delta, parts)
+        if unit == "client" and self._clients is None:
+            raise ValueError(
+                'unit is "client": the ledger does not know whose the records are; set ledger.clients to the client of '
+                "every record"
+            )
+        if not parts:
+            return EpsilonBracket(low=0.0, high=0.0, delta=0.0)
+        tally = tally_releases(parts, distance=distance, clients=self._clients if unit == "client" else None)
+        if tally is None:
+            low = self.epsilon(delta=delta, channel=channel, unit=unit).low
+            return EpsilonBracket(low=low, high=math.inf, delta=delta)
+        return spent_epsilon(tally, delta=delta)
 
-    def largest_release(self, *, delta: float, distance: float = 1.0) -> float:
+    def largest_release(self, *, delta: float, distance: float = 1.0, channel: str | None = None) -> float:
         """ε of the strongest single release, rounded up; 0 where nothing was released.
 
         Args:
-            delta: δ in (0, 1); 0 is allowed where no Gaussian was released. A Laplace release is taken at δ=0.
+            delta: δ, see ``epsilon``. A release of another mechanism than the Gaussian is taken at δ=0.
             distance: k ≥ 1, see ``epsilon``.
+            channel: count this channel alone; None for all of them.
 
         Returns:
             ε ≥ 0, which holds at ``delta_used(delta)``; inf where a multiplier at ``distance`` is not known.
@@ -225,39 +302,31 @@ class Ledger:
         Raises:
             ValueError: see ``epsilon``.
         """
-        delta, distance = self._check_delta(delta), _check_distance(distance)
-        gaussian, laplace = self._groups("gaussian", distance), self._groups("laplace", distance)
-        if gaussian is None or laplace is None:
-            return math.inf
-        found = [composed_gaussian_epsilon(group.weight(2), delta=delta).high for group in gaussian]
-        found += [fraction_up(group.weight(1)) for group in laplace]
-        return max(found, default=0.0)
+        distance, parts = check_distance(distance), self._of(channel)
+        return release_epsilon(parts, delta=check_spending_delta(delta, parts), distance=distance)
 
     def save(self, path: str | Path) -> None:
         """Write the ledger as versioned JSON, atomically.
 
         Args:
-            path: file to write. Body: {"p": 1 | 2 | "inf", "radius": number | "any", "privacy_unit", "arithmetic",
-                "heads_note", "classes": [{"channel", "mechanism", "noise_multiplier", "round",
-                "whole_record_multiplier": number | null, "records": [id, …], "counts": [n, …]}, …]}; see storage.py
-                for the envelope.
+            path: file to write. Body: {"p": 1 | 2 | "inf", "radius": number | "any", "privacy_unit", "heads_note",
+                "facts": {…} | null, "clients": null | PACKED with "length", "classes": [{every field of EventClass,
+                "records": COLUMN}, …]}; PACKED and COLUMN as in columns.py, the envelope as in storage.py.
 
         Raises:
             OSError: if the folder cannot be written; the old file is then untouched.
+            ValueError: if ``facts`` was changed to what JSON cannot hold.
 
         Guarantee:
             ``Ledger.load`` gives an equal ledger, to the last bit of every number.
         """
-        classes = [
-            {**asdict(event), "records": ids.tolist(), "counts": counts.tolist()}
-            for event, (ids, counts) in self._columns.items()
-        ]
-        body = {name: getattr(self, name) for name in _FACTS} | {"p": norm_word(self.p), "classes": classes}
-        write_document(Path(path), name=FORMAT, version=VERSION, body=body)
+        check_facts(self.facts)
+        classes = [encode_class(event, self._column(event)) for event in self._parts]
+        write_document(Path(path), name=FORMAT, version=VERSION, body={**self._head(), "classes": classes})
 
     @classmethod
     def load(cls, path: str | Path) -> "Ledger":
-        """Read a ledger written by ``save``.
+        """Read a ledger written by ``save``, or a file of version 1 (its releases count as drawn by sampler "float").
 
         Args:
             path: file to read.
@@ -271,73 +340,41 @@ class Ledger:
             OSError: if the file cannot be read.
         """
         path = Path(path)
-        body = read_document(path, name=FORMAT, version=VERSION)
+        version, body = read_versions(path, name=FORMAT, versions=VERSIONS)
+        due = {"p", "radius", "privacy_unit", "heads_note", "classes"}
+        due |= {"arithmetic"} if version == 1 else {"facts", "clients"}
         try:
-            if set(body) != {*_FACTS, "classes"} or not isinstance(body["classes"], list):
-                raise ValueError(f"keys {sorted(body)} where {sorted({*_FACTS, 'classes'})} are due")
-            ledger = cls(**{name: body[name] for name in _FACTS})
-            for entry in body["classes"]:
-                event, column = _read_class(entry, radius=ledger.radius)
-                if event in ledger._columns:
-                    raise ValueError(f"the class {event} occurs twice")
-                ledger._columns[event] = column
+            if set(body) != due:
+                raise ValueError(f"keys {sorted(body)} where {sorted(due)} are due")
+            if version == 1:
+                check_choice("arithmetic", body.pop("arithmetic"), ("ideal arithmetic",))
+            entries = body.pop("classes")
+            ledger = cls(**{**body, "clients": decode_clients(body.get("clients"))})
+            for event, column in decode_classes(entries, version=version, radius=ledger.radius):
+                ledger._parts[event] = [column]
         except ValueError as error:
             raise ValueError(f"{path} is no valid ledger: {error}; restore a file written by Ledger.save") from None
         return ledger
 
-    def _check_delta(self, delta: float) -> float:
-        delta = check_delta(delta, zero_allowed=True)
-        if delta == 0.0 and "gaussian" in self.mechanisms:
-            raise ValueError(
-                "delta is 0.0: Gaussian releases have no finite epsilon at delta 0; pass 0 < delta < 1, e.g. delta=1e-5"
-            )
-        return delta
+    def _head(self) -> dict[str, object]:
+        """What the file says beside the classes."""
+        return {
+            "p": norm_word(self.p),
+            "radius": self.radius,
+            "privacy_unit": self.privacy_unit,
+            "heads_note": self.heads_note,
+            "facts": self.facts,
+            "clients": encode_clients(self._clients),
+        }
 
-    def _groups(self, mechanism: str, distance: float) -> list[Group] | None:
-        """The releases of one mechanism by their exact multiplier at ``distance``; None if one has none there."""
-        found: dict[Fraction, list[tuple[Ints, Ints]]] = {}
-        for event, column in self._columns.items():
-            if event.mechanism == mechanism:
-                multiplier = multiplier_at(event, distance)
-                if multiplier is None:
-                    return None
-                found.setdefault(multiplier, []).append(column)
-        merged = {multiplier: merge_counts(columns) for multiplier, columns in found.items()}
-        return [Group(multiplier=key, ids=ids, counts=counts) for key, (ids, counts) in merged.items()]
+    def _column(self, event: EventClass) -> Column:
+        parts = self._parts[event]
+        if len(parts) > 1:
+            parts[:] = [merge_columns(parts)]
+        return parts[0]
 
-
-_FACTS = ("p", "radius", "privacy_unit", "arithmetic", "heads_note")
-
-
-def _check_distance(distance: float) -> float:
-    if isinstance(distance, float) and math.isinf(distance) and distance > 0.0:
-        return distance
-    fix = "pass distance=1 for the radius itself, or math.inf for any two records"
-    return check_real("distance", distance, minimum=1.0, exclusive=False, fix=fix)
-
-
-def _laplace_low(multiplier: Fraction, delta: float) -> float:
-    """A lower bound of one Laplace release's exact ε(δ) = 1/z + 2 ln(1 − δ)."""
-    pure, saved = float(1 / multiplier), -2.0 * math.log1p(-delta)
-    return max(0.0, pure - saved - 4 * 2.0**-52 * (pure + saved))
-
-
-def _read_class(entry: object, *, radius: float | str) -> tuple[EventClass, tuple[Ints, Ints]]:
-    names = {*EventClass.__dataclass_fields__, "records", "counts"}
-    if not isinstance(entry, dict) or set(entry) != names:
-        raise ValueError(f"a class must hold exactly {sorted(names)}")
-    event = make_event(
-        channel=entry["channel"],
-        mechanism=entry["mechanism"],
-        noise_multiplier=entry["noise_multiplier"],
-        round_number=entry["round"],
-        whole_record_multiplier=entry["whole_record_multiplier"],
-        radius=radius,
-    )
-    ids, counts = (
-        check_vector("records", entry["records"], minimum=0),
-        check_vector("counts", entry["counts"], minimum=1),
-    )
-    if len(ids) != len(counts) or np.any(np.diff(ids) <= 0):
-        raise ValueError(f"round {event.round}: records must be sorted and distinct, with one count each")
-    return event, (ids, counts)
+    def _of(self, channel: str | None) -> dict[EventClass, list[Column]]:
+        if channel is None:
+            return self._parts
+        check_choice("channel", channel, CHANNELS)
+        return {event: parts for event, parts in self._parts.items() if event.channel == channel}

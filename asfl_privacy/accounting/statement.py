@@ -1,64 +1,105 @@
-"""The privacy statement: what a run promises, to whom, under which assumptions, and what it does not cover."""
+"""The privacy statement: what a run promises, to whom, under which assumptions, and what it does not cover.
+
+`statement_record` gathers every figure and sentence from the ledger and its facts alone; statement.json is that record
+and statement.md is written from nothing else.
+"""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from asfl_privacy.accounting.bracket import EpsilonBracket
-from asfl_privacy.accounting.checks import check_choice, check_delta, check_integer, number_words
+from asfl_privacy.accounting.checks import number_words
 from asfl_privacy.accounting.ledger import Ledger
+from asfl_privacy.accounting.statement_facts import StatementFacts
+from asfl_privacy.accounting.statement_sentences import assumptions_of, not_covered_of, warnings_of
 
-_SCALES = (2.0, 5.0, 10.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatementFacts:
-    """What a statement needs to know beside the ledger.
-
-    Args:
-        delta: δ at which Gaussian totals are stated, in (0, 1); 0 is allowed where no Gaussian was released.
-        num_records: n, the records of the whole data set; δ is compared with 1/n.
-        noise: "fresh" (a draw per release) or "once" (one draw per record, re-used).
-        labels: "clear" or "none" (not sent).
-        updates: "clear", or "none" where no model updates are sent.
-        seeded: whether the noise came from a seeded generator.
-        unaccounted_choices: choices made by looking at private data, e.g. "learning rate tuned on the training data".
-        placement: where the noise sits, for the text.
-    """
-
-    delta: float
-    num_records: int
-    noise: str = "fresh"
-    labels: str = "clear"
-    updates: str = "clear"
-    seeded: bool = False
-    unaccounted_choices: Sequence[str] = ()
-    placement: str | None = None
-
-    def __post_init__(self) -> None:
-        check_delta(self.delta, zero_allowed=True)
-        check_integer("num_records", self.num_records, minimum=1)
-        check_choice("noise", self.noise, ("fresh", "once"))
-        check_choice("labels", self.labels, ("clear", "none"))
-        check_choice("updates", self.updates, ("clear", "none"))
+FORMAT, VERSION = "asfl-privacy statement", 1
+DISTANCES = (1.0, 2.0, 5.0, 10.0, math.inf)
+ADVERSARY = (
+    "every recipient of activations, any number of recipients that collude, and the server. All releases of a record are "
+    "counted; no amplification by sampling is claimed, because a recipient sees what it received"
+)
+REPRODUCE_ONLY = (
+    "REPRODUCE ONLY, no guarantee: the noise came from a seed, so that the run can be repeated; whoever knows or guesses "
+    "the seed can remove it. The figures are what the same run would promise with noise from the system's cryptographic "
+    "source."
+)
 
 
-def statement(ledger: Ledger, *, facts: StatementFacts) -> str:
-    """Write the statement of what was released, in markdown.
+def statement_record(ledger: Ledger, *, facts: StatementFacts) -> dict[str, Any]:
+    """Everything a statement says, as plain JSON values; infinity is written "inf".
 
     Args:
         ledger: what was released.
         facts: what the ledger does not know.
 
     Returns:
-        Markdown: unit, relation, adversary, (ε, δ) per release and in total, both scales, assumptions, what is not
-        covered, warnings.
+        format, version, reproduce_only, privacy_unit, relation, adversary, mechanisms, placement, noise, released,
+        delta, per_release and total (by channel and jointly; record- and client-level), distances, budget,
+        records_held_back, certificate, assumptions, not_covered, warnings.
 
     Raises:
         ValueError: if δ is 0 with Gaussian releases, or out of range.
 
     Guarantee:
-        Every figure comes from the ledger and is printed rounded up.
+        Every ε comes from the ledger, unrounded. It holds no count of a single record and no path.
+
+    Example:
+        >>> ledger = Ledger(p=2, radius=0.1)
+        >>> ledger.record(channel="activations", mechanism="gaussian", noise_multiplier=3.7307, round=0, records=[0])
+        >>> record = statement_record(ledger, facts=StatementFacts(delta=1e-5, num_records=1797))
+        >>> round(record["total"]["record"]["epsilon"], 3)
+        1.0
+    """
+    counts, delta = ledger.counts, facts.delta
+    total = {"record": _bracket(ledger.epsilon(delta=delta))}
+    if ledger.clients is not None:
+        total["client"] = _bracket(ledger.epsilon(delta=delta, unit="client"))
+    for channel in ledger.channels:
+        total[channel] = _bracket(ledger.epsilon(delta=delta, channel=channel))
+    releases = {
+        channel: _json(ledger.largest_release(delta=delta, channel=channel)) for channel in ledger.channels
+    }
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "reproduce_only": ledger.is_reproducible,
+        "privacy_unit": ledger.privacy_unit,
+        "relation": ledger.relation,
+        "adversary": ADVERSARY,
+        "mechanisms": {
+            channel: sorted({event.mechanism for event in ledger.event_classes if event.channel == channel})
+            for channel in ledger.channels
+        },
+        "samplers": list(ledger.samplers),
+        "placement": facts.placement,
+        "noise": facts.noise,
+        "released": {"records": counts.records, "releases": counts.releases, "largest": counts.max_releases_per_record},
+        "delta": ledger.delta_used(delta),
+        "per_release": {"largest": _json(ledger.largest_release(delta=delta)), **releases},
+        "claimed_epsilon": facts.claimed_epsilon,
+        "total": total,
+        "distances": _distances(ledger, delta=delta),
+        "budget": facts.total_epsilon,
+        "records_held_back": facts.held_back,
+        "certificate": {
+            "method": facts.certificate_method,
+            "tightness": facts.certificate_tightness,
+            "rounding": facts.rounding,
+        },
+        "assumptions": assumptions_of(ledger, facts=facts),
+        "not_covered": not_covered_of(facts),
+        "warnings": warnings_of(ledger, facts=facts),
+    }
+
+
+def statement(ledger: Ledger, *, facts: StatementFacts) -> str:
+    """The statement in Markdown; see ``statement_record``, from which alone it is written.
+
+    Guarantee:
+        Every figure is printed rounded up.
 
     Example:
         >>> ledger = Ledger(p=2, radius=0.1)
@@ -67,148 +108,117 @@ def statement(ledger: Ledger, *, facts: StatementFacts) -> str:
         >>> [line for line in text.splitlines() if line.startswith("- Per release")]
         ['- Per release: ε = 1, δ = 1e-05']
     """
-    delta = ledger.delta_used(facts.delta)
-    total = ledger.epsilon(delta=facts.delta)
-    adversary = (
-        "every recipient of activations, any number of recipients that collude, and the server. All releases of a "
-        "record are counted; no amplification by sampling is claimed, because a recipient sees what it received."
-    )
-    lines = [
-        "# Privacy statement",
-        "",
-        "## What is promised",
-        "",
-        f"- Privacy unit: {ledger.privacy_unit}.",
-        f"- Neighbouring relation: {ledger.relation}.",
-        f"- Adversary: {adversary}",
-        f"- Mechanism: {', '.join(ledger.mechanisms) or 'none'}"
-        + (f", placed at {facts.placement}." if facts.placement else "."),
-        _released_words(ledger, noise=facts.noise),
-        f"- Per release: ε = {_up(ledger.largest_release(delta=facts.delta))}, δ = {number_words(delta)}",
-        f"- Total, largest over records: ε = {_up(total.high)}, δ = {number_words(delta)} {_bracket_words(total)}",
-        "",
-        *_scale_lines(ledger, facts.delta),
-        "## Assumptions",
-        "",
-        *(f"- {line}" for line in _assumptions(ledger, facts)),
-        "",
-        "## Not covered",
-        "",
-        *(f"- {line}" for line in _not_covered(facts)),
-        "",
-    ]
-    flagged = warnings_of(ledger, facts=facts)
-    if flagged:
-        lines += ["## Warnings", "", *(f"- {line}" for line in flagged), ""]
+    record = statement_record(ledger, facts=facts)
+    lines = ["# Privacy statement", ""]
+    if record["reproduce_only"]:
+        lines += [f"**{REPRODUCE_ONLY}**", ""]
+    lines += ["## What is promised", "", *(f"- {line}" for line in _promised(record)), ""]
+    lines += _scale_lines(record)
+    for title, name in (("Assumptions", "assumptions"), ("Not covered", "not_covered"), ("Warnings", "warnings")):
+        if record[name]:
+            lines += [f"## {title}", "", *(f"- {line}" for line in record[name]), ""]
     return "\n".join(lines)
 
 
-def warnings_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
-    """What a reader must be warned of, one line each.
-
-    Args:
-        ledger: what was released.
-        facts: what the ledger does not know.
-
-    Returns:
-        Lines; empty where nothing is to be flagged.
-    """
-    found = []
-    delta = ledger.delta_used(facts.delta)
-    if delta >= 1 / facts.num_records:  # 1/n rounds to the nearest float, so every δ from the true 1/n on is met
+def _promised(record: dict[str, Any]) -> list[str]:
+    mechanisms = list(dict.fromkeys(name for names in record["mechanisms"].values() for name in names))
+    where = f", placed at {record['placement']}" if record["placement"] else ""
+    delta = number_words(record["delta"])
+    found = [
+        f"Privacy unit: {record['privacy_unit']}.",
+        f"Neighbouring relation: {record['relation']}.",
+        f"Adversary: {record['adversary']}.",
+        f"Mechanism: {', '.join(mechanisms) or 'none'}{where}.",
+        _released_words(record),
+        f"Per release: ε = {_up(record['per_release']['largest'])}, δ = {delta}",
+    ]
+    if record["claimed_epsilon"] is not None:
         found.append(
-            f"δ = {number_words(delta)} is 1/n or more (n = {facts.num_records}): publishing one record outright would "
-            "satisfy it; choose δ well below 1/n."
+            f"Claimed per release by the published formula: ε = {number_words(record['claimed_epsilon'])}, which is not "
+            "proven; the line above is."
         )
-    if not isinstance(ledger.radius, str):
+    total = record["total"]
+    found.append(f"Total, largest over records: {_total_words(total['record'])}")
+    if "client" in total:
+        found.append(f"Total, largest over clients, all records of a client replaced: {_total_words(total['client'])}")
+    channels = [name for name in total if name not in ("record", "client")]
+    if len(channels) > 1:
+        found += [f"Of it by the channel {name} alone: {_total_words(total[name])}" for name in channels]
+    if record["budget"] is not None:
+        found.append(f"Budget asked for the whole run: ε = {number_words(record['budget'])}.")
+    if record["records_held_back"]:
         found.append(
-            f"Metric claim only: inputs at distance at most {number_words(ledger.radius)} look alike; records further apart are "
-            "protected as the table of scales says, and no more."
+            f"Records held back: {record['records_held_back']} had spent their budget before the run ended; from then on "
+            "they were not used, and training went on with the others."
         )
-    if facts.labels == "clear":
-        found.append("Labels travel in the clear.")
-    if facts.updates == "clear":
-        found.append("Model updates are not protected: they carry information on the same records.")
-    if facts.seeded:
-        found.append("The noise came from a seeded generator: whoever knows or guesses the seed can remove it.")
+    certificate = record["certificate"]
+    if certificate["method"] is not None:
+        tightness = certificate["tightness"]
+        near = "" if tightness is None else f", at most {_up(tightness)} times the largest ratio that a search found"
+        found.append(f"Sensitivity: certified by {certificate['method']}{near}.")
     return found
 
 
-def _released_words(ledger: Ledger, *, noise: str) -> str:
-    counts = ledger.counts
-    most = f"at most {counts.max_releases_per_record} of one record"
-    if noise == "once":
-        return f"- Released: {counts.releases} noised inputs, {most}; every activation sent was computed from them."
-    return f"- Released: {counts.releases} activations of {counts.records} records, {most}."
+def _released_words(record: dict[str, Any]) -> str:
+    released = record["released"]
+    most = f"at most {released['largest']} of one record"
+    if record["noise"] == "once":
+        return f"Released: {released['releases']} noised inputs, {most}; every activation sent was computed from them."
+    what = "activations" if set(record["mechanisms"]) <= {"activations"} else "noised values"
+    return f"Released: {released['releases']} {what} of {released['records']} records, {most}."
 
 
-def _scale_lines(ledger: Ledger, delta: float) -> list[str]:
+def _scale_lines(record: dict[str, Any]) -> list[str]:
     lines = ["## Both scales", ""]
-    if ledger.radius == "any":
+    if not record["distances"]:
         return [*lines, "The figures above hold for any two records of the input box.", ""]
-    distances = [(f"{scale:g}·R", scale) for scale in (1.0, *_SCALES)] + [
-        ("any two records of the input box", math.inf)
-    ]
     lines += ["| distance of the two records | ε per release | ε in total |", "|---|---|---|"]
-    for words, distance in distances:
-        release = ledger.largest_release(delta=delta, distance=distance)
-        lines.append(f"| {words} | {_up(release)} | {_up(ledger.epsilon(delta=delta, distance=distance).high)} |")
+    for entry in record["distances"]:
+        distance = entry["distance"]
+        words = "any two records of the input box" if distance == "inf" else f"{distance:g}·R"
+        lines.append(f"| {words} | {_up(entry['per_release'])} | {_up(entry['total'])} |")
     return [*lines, ""]
 
 
-def _assumptions(ledger: Ledger, facts: StatementFacts) -> list[str]:
-    found = [
-        "Noise multipliers and the number of releases are fixed beforehand.",
-        f"The total is {ledger.heads_note}.",
-        f"Noise is drawn in {ledger.arithmetic}: float sampling leaks through low-order bits, and the rounding of the "
-        "head's forward pass is not part of the sensitivity.",
-        "Random numbers come from a pseudo-random generator; a seeded one, as in experiments, voids the guarantee "
-        "towards whoever knows the seed.",
-        "Every raw input lies in the declared input box; inputs outside are refused.",
-        "The figures are for this run alone: other runs on the same records add up.",
+def _distances(ledger: Ledger, *, delta: float) -> list[dict[str, Any]]:
+    if ledger.radius == "any":
+        return []
+    return [
+        {
+            "distance": _json(distance),
+            "per_release": _json(ledger.largest_release(delta=delta, distance=distance)),
+            "total": _json(ledger.epsilon(delta=delta, distance=distance).high),
+        }
+        for distance in DISTANCES
     ]
-    if facts.noise == "once":
-        found.append(
-            "Noise is drawn once per record and kept: this amounts to sharing noised inputs through the head, and "
-            "every later round is post-processing of that one release. Drawing again for a record is a new release."
-        )
-    return found
 
 
-def _not_covered(facts: StatementFacts) -> list[str]:
-    found = []
-    if facts.labels == "clear":
-        found.append("Labels: sent in the clear beside the activations.")
-    if facts.updates == "clear":
-        found.append("Model updates: sent without clipping or noise.")
-    found.append("Which records a client holds, how many, and in which rounds it took part.")
-    found.append("A client's data as a whole: the figures are per record, and records that are duplicates add up.")
-    if facts.unaccounted_choices:
-        found += [f"Choice made on private data, not accounted for: {choice}." for choice in facts.unaccounted_choices]
-    else:
-        found.append(
-            "Choices made by looking at private data (placement, clip, exchange layer, learning rate, pilot "
-            "runs), if any were."
-        )
-    return found
+def _bracket(bracket: EpsilonBracket) -> dict[str, Any]:
+    return {"epsilon": _json(bracket.high), "epsilon_low": _json(bracket.low), "delta": bracket.delta}
 
 
-def _bracket_words(bracket: EpsilonBracket) -> str:
-    if bracket.high - bracket.low <= 1e-9 * bracket.high:
-        return "(exact)"
-    return f"(proven; at least {bracket.low:.4g} would be due by any accounting)"
+def _json(number: float) -> float | str:
+    return "inf" if math.isinf(number) else number
 
 
-def _up(epsilon: float) -> str:
+def _total_words(total: dict[str, Any]) -> str:
+    high, low = float(total["epsilon"]), float(total["epsilon_low"])
+    exact = high - low <= 1e-9 * high or (math.isinf(high) and math.isinf(low))
+    near = "exact" if exact else f"proven; at least {low:.4g} would be due by any accounting"
+    return f"ε = {_up(total['epsilon'])}, δ = {number_words(total['delta'])} ({near})"
+
+
+def _up(value: float | str) -> str:
     """Four significant digits, rounded up.
 
     Example:
-        >>> _up(0.99999), _up(1.0001), _up(0.0), _up(math.inf)
+        >>> _up(0.99999), _up(1.0001), _up(0.0), _up("inf")
         ('1', '1.001', '0', 'unbounded')
     """
-    if math.isinf(epsilon):
+    number = float(value)
+    if math.isinf(number):
         return "unbounded"
-    if epsilon == 0.0:
+    if number == 0.0:
         return "0"
-    step = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
-    return f"{math.ceil(epsilon / step * (1.0 - 1e-12)) * step:.4g}"
+    step = 10.0 ** (math.floor(math.log10(number)) - 3)
+    return f"{math.ceil(number / step * (1.0 - 1e-12)) * step:.4g}"

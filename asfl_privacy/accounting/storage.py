@@ -1,12 +1,13 @@
 """Documents on disk: JSON with a format name, a version and a checksum, written atomically and read strictly.
 
-{"format": NAME, "version": 1, "sha256": HEX, "body": {…}}; sha256 is of the body as compact JSON with sorted keys.
+{"format": NAME, "version": N, "sha256": HEX, "body": {…}}; sha256 is of the body as compact JSON with sorted keys.
 """
 
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,24 @@ def read_document(path: Path, *, name: str, version: int) -> dict[str, Any]:
         ValueError: if the file is no such document, is truncated or corrupted, or has another version.
         OSError: if the file cannot be read.
     """
+    return read_versions(path, name=name, versions=(version,))[1]
+
+
+def read_versions(path: Path, *, name: str, versions: Sequence[int]) -> tuple[int, dict[str, Any]]:
+    """Read the body of a document of any of several versions.
+
+    Args:
+        path: file to read.
+        name: the format's name, which must match.
+        versions: the versions that the caller can read.
+
+    Returns:
+        The version found, and the body.
+
+    Raises:
+        ValueError: see ``read_document``.
+        OSError: if the file cannot be read.
+    """
     fix = f"restore a {name} file written by save()"
     try:
         envelope = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_unique)
@@ -65,14 +84,15 @@ def read_document(path: Path, *, name: str, version: int) -> dict[str, Any]:
     if not isinstance(envelope, dict) or envelope.get("format") != name:
         raise ValueError(f'{path} is no {name}: its "format" must be {name!r}; {fix}')
     found = envelope.get("version")
-    if isinstance(found, bool) or found != version:
-        raise ValueError(f"{path} has version {found!r}: this program reads version {version}; {fix} of this version")
+    if isinstance(found, bool) or not isinstance(found, int) or found not in versions:
+        known = " or ".join(str(version) for version in versions)
+        raise ValueError(f"{path} has version {found!r}: this program reads version {known}; {fix} of this version")
     body = envelope.get("body")
     if set(envelope) != {"format", "version", "sha256", "body"} or not isinstance(body, dict):
         raise ValueError(f"{path} has keys {sorted(envelope)}: format, version, sha256 and body are due; {fix}")
     if envelope["sha256"] != _checksum(body):
         raise ValueError(f"{path} is corrupted: its body does not match its sha256; {fix}")
-    return body
+    return found, body
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -17,9 +17,12 @@ RUN_OPTIONS: dict[str, Any] = {
     "out": Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder to write; default by name.")],
     "workers": Annotated[int | None, typer.Option("--workers", metavar="N", help="Worker processes; default: cores.")],
     "resume": Annotated[bool, typer.Option("--resume", help="Go on with an interrupted sweep in --out.")],
+    "ledger": Annotated[
+        Path | None, typer.Option("--ledger", metavar="FILE", help="Data set's ledger over all runs; private.")
+    ],
     "as_json": Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")],
 }
-_RUN_DEFAULTS: dict[str, object] = {"out": None, "workers": None, "resume": False, "as_json": False}
+_RUN_DEFAULTS: dict[str, object] = {"out": None, "workers": None, "resume": False, "ledger": None, "as_json": False}
 
 
 def is_grid(name: str) -> bool:

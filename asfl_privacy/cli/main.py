@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from asfl_privacy.cli.audit import audit
 from asfl_privacy.cli.bound import bound
 from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists
@@ -46,6 +47,7 @@ app.command("train")(config_flags(train))
 app.command("calibrate")(calibrate)
 app.command("account")(account)
 app.command("bound")(bound)
+app.command("audit")(audit)
 
 
 def run_command(argv: Sequence[str] | None = None) -> None:

@@ -20,19 +20,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from asfl_privacy.cells import make_cells
+from asfl_privacy.accounting.journal import Journal
+from asfl_privacy.cells import DEFAULT_DELTA, make_cells
 from asfl_privacy.cli.budget import to_json
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
-from asfl_privacy.run import check_writable, execute_run, prepare_run
+from asfl_privacy.run import check_journal, check_writable, execute_run, prepare_run
 from asfl_privacy.sweep import Progress, check_folder, prepare_sweep, run_sweep
 
 PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
 
 
-def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume: bool, as_json: bool) -> int:
+def sweep(
+    *, config: SweepConfig, out: Path | None, workers: int | None, resume: bool, ledger: Path | None, as_json: bool
+) -> int:
     """Train every cell of a grid and write the privacy–utility table, curve and statement.
 
     Flags that show several values in their default, and epsilon, total-epsilon, delta, radius, norm, placement and
@@ -48,6 +51,7 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
     check_folder(config, out=folder, resume=resume)
     data = load_dataset(config.data, root=Path(config.data_root))
     runs = prepare_sweep(config, data=data)
+    check_journal(ledger, runs, data=data)
     processes = workers if workers is not None else len(os.sched_getaffinity(0))
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         console.print(note, highlight=False, style="dim")
@@ -60,6 +64,7 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
             out=folder,
             workers=processes,
             resume=resume,
+            journal=ledger,
             run_info=_run_info(config, private=any(run.privacy is not None for run in runs)),
             on_progress=shown.advance,
         )
@@ -67,11 +72,12 @@ def sweep(*, config: SweepConfig, out: Path | None, workers: int | None, resume:
         print(to_json(rows))  # noqa: T201
     else:
         console.print(f"\n{_table(rows)}\n", highlight=False, markup=False)
+        _print_total(console, ledger)
         console.print(f"{time.monotonic() - started:.0f} s; report: {folder / 'report.html'}", highlight=False)
     return 0 if all(row["status"] == "ok" for row in rows) else 1
 
 
-def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
+def train(*, config: SweepConfig, out: Path | None, ledger: Path | None, as_json: bool) -> int:
     """Train one run and write its folder: config.toml, metrics.csv, ledger.json, statement.md, checkpoint.npz.
 
     Takes the flags of sweep with one value each. Without noise: --mech none. Examples:
@@ -90,6 +96,7 @@ def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
         )
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
     run = prepare_run(wanted, cells[0], data=data)
+    check_journal(ledger, [run], data=data)
     folder = out if out is not None else _unused(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}")
     folder = folder.resolve()
     check_writable(folder)
@@ -103,6 +110,7 @@ def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
             run,
             data=data,
             folder=folder,
+            journal=ledger,
             on_evaluation=lambda e: console.print(
                 f"round {e.round} of {wanted.rounds}: accuracy {100 * e.accuracy:.1f} %", highlight=False
             ),
@@ -118,8 +126,22 @@ def train(*, config: SweepConfig, out: Path | None, as_json: bool) -> int:
         console.print(_line(outcome.row, run.cell.label), highlight=False)
         for warning in outcome.warnings:
             console.print(f"warning: {warning}", highlight=False, style="yellow")
+        _print_total(console, ledger)
         console.print(f"run folder: {folder}", highlight=False)
     return 0
+
+
+def _print_total(console: Console, ledger: Path | None) -> None:
+    """What all runs together have spent of the data set's ledger."""
+    if ledger is None or not ledger.is_file():
+        return
+    book = Journal.read(ledger)
+    total = book.spent(delta=DEFAULT_DELTA)
+    console.print(
+        f"{ledger}: {len(book.runs)} runs on these records together: ε {bound(total.high)} at δ {total.delta:g}",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _failure(error: Exception, folder: Path) -> str:

@@ -1,12 +1,13 @@
 """Data sets and how their records are spread over clients."""
 
-from asfl_privacy.data.dataset import Dataset, make_dataset
+from asfl_privacy.data.dataset import Dataset, data_digest, make_dataset
 from asfl_privacy.data.partition import PartitionScheme, parse_partition, partition_records
 from asfl_privacy.data.sources import import_object, load_dataset
 
 __all__ = [
     "Dataset",
     "PartitionScheme",
+    "data_digest",
     "import_object",
     "load_dataset",
     "make_dataset",

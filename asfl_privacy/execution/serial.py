@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from asfl_privacy.accounting import Ledger
+from asfl_privacy.accounting.journal import Journal
+from asfl_privacy.execution.charging import (
+    Account,
+    charge,
+    num_held_back,
+    open_account,
+    remaining,
+    remaining_updates,
+)
 from asfl_privacy.federated import (
+    Charge,
     Collected,
     Delivery,
     Federation,
     Method,
+    Payload,
+    Privacy,
     State,
     Traffic,
     Update,
@@ -58,6 +69,7 @@ class RunResult:
         state: The last state.
         evaluations: In order of rounds.
         ledger: Every private release that was delivered; None without privacy, where no account would be true.
+        held_back: Records whose budget was spent before the run ended.
         largest_plan: The plan of the round with the most noise, or None.
         traffic: Bytes by channel.
         remote_fraction: α, the share of remote records in all records drawn.
@@ -67,6 +79,7 @@ class RunResult:
     state: State
     evaluations: tuple[Evaluation, ...]
     ledger: Ledger | None
+    held_back: int
     largest_plan: ReleasePlan | None
     traffic: Traffic
     remote_fraction: float
@@ -78,6 +91,8 @@ def run_serially(
     method: Method,
     *,
     ledger: Ledger | None,
+    journal: Journal | None = None,
+    run_id: str = "run",
     should_stop: Callable[[], bool] = lambda: False,
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> RunResult:
@@ -88,6 +103,8 @@ def run_serially(
         method: What to run.
         ledger: Empty ledger of the run, in which releases are recorded before they are delivered; None for a run
             without privacy.
+        journal: The data set's ledger over all runs, in which releases are recorded too, before they are delivered.
+        run_id: Names this run in the journal.
         should_stop: Asked before every round.
         on_evaluation: Told of every evaluation.
 
@@ -111,7 +128,11 @@ def run_serially(
     settings = federation.settings
     started = time.perf_counter()
     state = State(weights=federation.initial_weights)
-    once_counted = np.zeros(federation.data.num_records, dtype=bool)
+    account = None
+    if ledger is not None and privacy is not None:
+        account = open_account(
+            ledger, privacy=privacy, num_records=federation.data.num_records, journal=journal, run_id=run_id
+        )
     evaluations: list[Evaluation] = []
     largest_plan: ReleasePlan | None = None
     traffic = Traffic()
@@ -122,19 +143,34 @@ def run_serially(
         cohort = sample_cohort(federation, round=round)
         with _named(round):
             plan = method.prepare(state, federation=federation, round=round)
-        collected = _collect(state, cohort, method, federation=federation, plan=plan, round=round)
+        collected = _collect(state, cohort, method, federation=federation, plan=plan, account=account, round=round)
         state = replace(state, clients={**state.clients, **{c: done.client_state for c, done in collected.items()}})
         payloads = {c: done.payload for c, done in collected.items() if done.payload is not None}
         deliveries = method.route(payloads, federation=federation, round=round)
-        if plan is not None and ledger is not None:
-            record_releases(
-                ledger, deliveries, plan=plan, federation=federation, once_counted=once_counted, round=round
-            )
-            if largest_plan is None or plan.scale > largest_plan.scale:
-                largest_plan = plan
+        if account is not None:
+            leaving = _leaving(payloads, deliveries, privacy=privacy)
+            with _named(round):
+                charge(account, leaving, num_records=federation.data.num_records, round=round)
+        if plan is not None and (
+            largest_plan is None or plan.sensitivity.value > largest_plan.sensitivity.value
+        ):
+            largest_plan = plan
+        received = deliver(deliveries)
         updates = _train(
-            state, cohort, method, federation=federation, collected=collected, deliveries=deliveries, round=round
+            state,
+            cohort,
+            method,
+            federation=federation,
+            plan=plan,
+            collected=collected,
+            received=received,
+            account=account,
+            round=round,
         )
+        if account is not None:
+            spent = [one for client in cohort for one in updates[client].charges]
+            with _named(round):
+                charge(account, spent, num_records=federation.data.num_records, round=round)
         with _named(round):
             state = method.aggregate(state, updates)
         traffic += count_traffic(state.weights, cohort_size=len(cohort), deliveries=deliveries)
@@ -147,6 +183,7 @@ def run_serially(
         state=state,
         evaluations=tuple(evaluations),
         ledger=ledger,
+        held_back=0 if account is None else num_held_back(account, federation=federation, plan=largest_plan),
         largest_plan=largest_plan,
         traffic=traffic,
         remote_fraction=drawn_remote / drawn if drawn else 0.0,
@@ -154,35 +191,18 @@ def run_serially(
     )
 
 
-def record_releases(
-    ledger: Ledger,
-    deliveries: Sequence[Delivery],
-    *,
-    plan: ReleasePlan,
-    federation: Federation,
-    once_counted: np.ndarray,
-    round: int,
-) -> None:
-    """Count every record whose noised activation is about to be delivered.
+def deliver(deliveries: Sequence[Delivery]) -> dict[int, Payload]:
+    """What each client receives; from here on it has left its sender."""
+    return {delivery.receiver: delivery.payload for delivery in deliveries}
 
-    With `--noise once` a record's noise is drawn once and kept, so all its later deliveries are post-processing of the
-    first and are not counted again; `once_counted` (shape (records,), changed in place) remembers which were.
-    """
-    assert federation.privacy is not None
-    for delivery in deliveries:
-        records = delivery.payload.records
-        if federation.privacy.noise == "once":
-            records = records[~once_counted[records]]
-            once_counted[records] = True
-        if len(records):
-            ledger.record(
-                channel="activations",
-                mechanism=plan.mechanism.family,
-                noise_multiplier=plan.noise_multiplier,
-                round=round,
-                records=records,
-                whole_record_multiplier=plan.whole_record_multiplier,
-            )
+
+def _leaving(
+    payloads: Mapping[int, Payload], deliveries: Sequence[Delivery], *, privacy: Privacy | None
+) -> list[Charge]:
+    """Charges of what leaves its client: delivered payloads, and those that the sender's own tail round trains on."""
+    delivered = {delivery.payload.sender for delivery in deliveries}
+    uses_own = privacy is not None and privacy.own == "released"
+    return [one for sender, payload in payloads.items() if sender in delivered or uses_own for one in payload.charges]
 
 
 def _collect(
@@ -192,12 +212,25 @@ def _collect(
     *,
     federation: Federation,
     plan: ReleasePlan | None,
+    account: Account | None,
     round: int,
 ) -> dict[int, Collected]:
+    left = None
+    if account is not None and plan is not None:
+        left = remaining(
+            account,
+            mechanism=plan.mechanism.family,
+            noise_multiplier=plan.noise_multiplier,
+            epsilon_excess=plan.epsilon_excess,
+            tail_probability=plan.tail_probability,
+            once="activations" if federation.privacy is not None and federation.privacy.noise == "once" else None,
+        )
     collected = {}
     for client in cohort:
         with _named(round, client=client):
-            collected[client] = method.collect(state, client, federation=federation, plan=plan, round=round)
+            collected[client] = method.collect(
+                state, client, federation=federation, plan=plan, remaining=left, round=round
+            )
     return collected
 
 
@@ -207,11 +240,15 @@ def _train(
     method: Method,
     *,
     federation: Federation,
-    collected: dict[int, Collected],
-    deliveries: Sequence[Delivery],
+    plan: ReleasePlan | None,
+    collected: Mapping[int, Collected],
+    received: Mapping[int, Payload],
+    account: Account | None,
     round: int,
 ) -> dict[int, Update]:
-    received = {delivery.receiver: delivery.payload for delivery in deliveries}
+    left = None
+    if account is not None:
+        left = remaining_updates(account, federation=federation)
     updates = {}
     for client in cohort:
         # Layers such as dropout can only draw from torch's global generator: seed it, and leave it as it was.
@@ -221,8 +258,10 @@ def _train(
                 state,
                 client,
                 federation=federation,
+                plan=plan,
                 own=collected[client].own,
                 received=received.get(client),
+                remaining=left,
                 round=round,
             )
     return updates

@@ -2,12 +2,13 @@
 
 from asfl_privacy.federated.federation import Client, Federation, build_federation, sample_cohort
 from asfl_privacy.federated.methods import METHODS, Method
-from asfl_privacy.federated.phases import Collected, Delivery, Payload, State, Update
+from asfl_privacy.federated.phases import Charge, Collected, Delivery, Payload, State, Update
 from asfl_privacy.federated.settings import Privacy, TrainingSettings
 from asfl_privacy.federated.traffic import Traffic, count_traffic
 
 __all__ = [
     "METHODS",
+    "Charge",
     "Client",
     "Collected",
     "Delivery",

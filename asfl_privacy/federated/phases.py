@@ -21,6 +21,8 @@ from asfl_privacy.federated.weights import Weights, average_weights
 from asfl_privacy.mechanisms import ReleasePlan
 
 ClientState = Mapping[str, Tensor]
+Remaining = NDArray[np.int64] | None
+"""How many more releases of the phase's kind each record of the data set may take, shape (records,); None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,37 @@ class State:
     clients: Mapping[int, ClientState] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """What must stand in the ledger before something leaves a client: one release of each record named.
+
+    Attributes:
+        channel: `activations`, `labels` or `updates`.
+        mechanism: `gaussian`, `laplace` or `randomized-response`.
+        noise_multiplier: σ/Δ, b/Δ or 1/ε at the ledger's radius.
+        whole_record_multiplier: The same for any two records.
+        records: By their index in the data set; one named twice is released twice, shape (n,).
+        once: Whether a record's release is drawn once and kept, so that it is charged the first time only.
+        sampler: `lattice`, `float` or `seeded`.
+        num_classes: k of randomised response, or None.
+        epsilon_excess: Error of the sampler in one release, as the ledger takes it.
+        tail_probability: Likewise.
+        client_multiplier: σ/Δ for any change of the client's records at once, where one release covers them all.
+    """
+
+    channel: str
+    mechanism: str
+    noise_multiplier: float
+    whole_record_multiplier: float
+    records: NDArray[np.int64]
+    once: bool
+    sampler: str
+    num_classes: int | None = None
+    epsilon_excess: float = 0.0
+    tail_probability: float = 0.0
+    client_multiplier: float | None = None
+
+
 @dataclass(frozen=True)
 class Payload:
     """What one client sends its partner.
@@ -43,14 +76,18 @@ class Payload:
     Attributes:
         sender: Client number.
         activations: Released outputs of the head, shape (n, …).
-        labels: Their labels in the clear, smallest unsigned type, shape (n,).
-        records: Which records they come from, for the sender's ledger; never sent, shape (n,).
+        labels: Their labels, in the clear or randomised, smallest unsigned type, shape (n,).
+        records: Which records they come from; never sent, shape (n,).
+        charges: What the sender's ledger must hold before the payload leaves; never sent.
+        num_bytes: Bytes of the activations as they are sent.
     """
 
     sender: int
     activations: Tensor
     labels: Tensor
     records: NDArray[np.int64]
+    charges: tuple[Charge, ...] = ()
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,12 +122,14 @@ class Update:
         num_records: n_i, its weight in the average.
         drawn: Records drawn in all its steps.
         drawn_remote: How many of them came from another client.
+        charges: What the client's ledger must hold before its update leaves; never sent.
     """
 
     weights: Weights
     num_records: int
     drawn: int
     drawn_remote: int
+    charges: tuple[Charge, ...] = ()
 
 
 class Method(Protocol):
@@ -106,9 +145,16 @@ class Method(Protocol):
         ...
 
     def collect(
-        self, state: State, client: int, *, federation: Federation, plan: ReleasePlan | None, round: int
+        self,
+        state: State,
+        client: int,
+        *,
+        federation: Federation,
+        plan: ReleasePlan | None,
+        remaining: Remaining,
+        round: int,
     ) -> Collected:
-        """One client's activations under the round's global head."""
+        """One client's activations under the round's global head, of records that may still be released."""
         ...
 
     def route(self, payloads: Mapping[int, Payload], *, federation: Federation, round: int) -> tuple[Delivery, ...]:
@@ -121,11 +167,13 @@ class Method(Protocol):
         client: int,
         *,
         federation: Federation,
+        plan: ReleasePlan | None,
         own: Pool | None,
         received: Payload | None,
+        remaining: Remaining,
         round: int,
     ) -> Update:
-        """One client's local steps."""
+        """One client's local steps, of which those that are noised use records within their budget alone."""
         ...
 
     def aggregate(self, state: State, updates: Mapping[int, Update]) -> State:

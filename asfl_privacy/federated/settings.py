@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from asfl_privacy.accounting.budget import RecordBudget
+
+UPDATES_ONLY = "updates"
+"""The placement of a private run that shares no activations: its updates alone are noised."""
+
 
 @dataclass(frozen=True)
 class Privacy:
-    """How released activations are made private; the noise multiplier is fixed before the run.
+    """How what clients send is made private; all noise multipliers are fixed before the run.
 
     Attributes:
         mechanism: `gaussian` (ℓ2 sensitivity) or `laplace` (ℓ1 sensitivity).
@@ -16,9 +21,21 @@ class Privacy:
         p: Norm of the input distance: 1, 2 or inf.
         radius: Largest p-distance of two records that must look alike, in raw pixel units; `any` for any two.
         clip: Norm C (the mechanism's own) that each noised record is clipped to, or None.
-        placement: Where the noise sits: `input`, `after:NAME` or `exchange`.
+        placement: Where the noise sits: `input`, `after:NAME` or `exchange`; `updates` where activations are not shared.
         noise: `fresh` for each release, or `once` a record (placement `input` only).
         own: Whether a client trains its tail on its own activations `clean` or as `released`.
+        label_epsilon: ε of the randomised response that each record's label goes through once; None sends labels as
+            they are.
+        updates: `none` (sent as they are), `dp-sgd` (noised gradients of clipped records) or `dp-fedavg` (clipped,
+            noised update of each client).
+        update_multiplier: σ/(2C) of a noised gradient or update; None with `none`.
+        update_clip: C, ℓ2 norm of a record's gradient or of a client's update.
+        budget: What one record may spend before it is held back; None for no filter.
+        planned_releases: Releases of one record's activations that the noise was calibrated for; None for one.
+        planned_steps: Noised steps (or updates) of one record that it was calibrated for; None without such.
+        noisy_training: Whether the noise layer also sits in the head while it trains, as PixelDP does.
+        reproducible: Whether noise comes from the run's seed, for experiments, which voids every guarantee; otherwise it
+            comes from the operating system's cryptographic source.
     """
 
     mechanism: Literal["gaussian", "laplace"]
@@ -29,6 +46,25 @@ class Privacy:
     placement: str = "input"
     noise: Literal["fresh", "once"] = "fresh"
     own: Literal["clean", "released"] = "clean"
+    label_epsilon: float | None = None
+    updates: Literal["none", "dp-sgd", "dp-fedavg"] = "none"
+    update_multiplier: float | None = None
+    update_clip: float = 1.0
+    budget: RecordBudget | None = None
+    planned_releases: int | None = None
+    planned_steps: int | None = None
+    noisy_training: bool = False
+    reproducible: bool = True
+
+    @property
+    def shares_activations(self) -> bool:
+        """Whether private activations are released."""
+        return self.placement != UPDATES_ONLY
+
+    @property
+    def sampler(self) -> str:
+        """How the ledger names the source of the noise."""
+        return "seeded" if self.reproducible else "lattice"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor
 
 from asfl_privacy.federated.federation import Client, Federation
 from asfl_privacy.federated.pairing import draw_pairing
-from asfl_privacy.federated.phases import ClientState, Collected, Delivery, Payload, State
+from asfl_privacy.federated.phases import Charge, ClientState, Collected, Delivery, Payload, Remaining, State
 from asfl_privacy.federated.settings import Privacy
 from asfl_privacy.federated.steps import Pool
-from asfl_privacy.federated.streams import SERVER, numpy_stream, torch_stream
-from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, plan_release, run_stateless
+from asfl_privacy.federated.streams import SERVER, noise_source, numpy_stream
+from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, payload_bytes, plan_release, run_stateless
+from asfl_privacy.mechanisms.label_randomiser import released_labels, remember_none, response_multiplier
 
 NOISED_INPUTS = "noised_inputs"
+RANDOMIZED_LABELS = "randomized_labels"
 
 
 def plan_sharing(state: State, *, federation: Federation) -> ReleasePlan | None:
-    """Bound the head as it is now and fix the noise of the round's releases; None without privacy."""
-    if federation.privacy is None:
+    """Bound the head as it is now and fix the noise of the round's releases; None without private activations."""
+    if federation.privacy is None or not federation.privacy.shares_activations:
         return None
     federation.load(state.weights, training=False)
     return plan_head(federation, federation.privacy)
@@ -46,7 +49,7 @@ def plan_head(federation: Federation, privacy: Privacy) -> ReleasePlan:
 
 @torch.no_grad()
 def collect_activations(
-    state: State, client: int, *, federation: Federation, plan: ReleasePlan | None, round: int
+    state: State, client: int, *, federation: Federation, plan: ReleasePlan | None, round: int, remaining: Remaining = None
 ) -> Collected:
     """Activations of ⌈τ'/2⌉ mini-batches, each record at most once, under the round's global head.
 
@@ -55,10 +58,12 @@ def collect_activations(
         client: Client number.
         federation: The federation.
         plan: Noise of the round, or None for clean activations.
+        remaining: How many more releases each record may take; records without one are held back.
         round: Round number.
 
     Returns:
-        The payload that may leave, the client's own activations for its tail round, and what the client keeps.
+        The payload that may leave, the client's own activations for its tail round, and what the client keeps. A client
+        whose records are all held back sends nothing.
 
     Raises:
         ValueError: Activations that are not finite, inputs outside the box, or a stale certificate.
@@ -66,9 +71,12 @@ def collect_activations(
     federation.load(state.weights, training=False)
     head = federation.split.head
     holder = federation.clients[client]
-    chosen = _draw_shared(holder, federation=federation, round=round)
-    inputs, labels = holder.inputs[chosen], holder.labels[chosen]
+    chosen = _draw_shared(holder, federation=federation, remaining=remaining, round=round)
     client_state = state.clients.get(client, {})
+    if not len(chosen):
+        return Collected(client_state=client_state)
+    inputs, labels = holder.inputs[chosen], holder.labels[chosen]
+    charges: tuple[Charge, ...] = ()
     if plan is None:
         released = clean = run_stateless(head, inputs)
     else:
@@ -77,15 +85,28 @@ def collect_activations(
         own_is_clean = federation.privacy is not None and federation.privacy.own == "clean"
         # The same blocks see clean and noised records: one that keeps something would carry it into a later payload.
         clean = run_stateless(head, inputs) if own_is_clean else released
+        charges = (_activation_charge(plan, holder, chosen, federation=federation),)
     if not bool(torch.isfinite(released).all() and torch.isfinite(clean).all()):
         raise ValueError("activations are not finite: training diverged; lower lr")
+    client_state, sent_labels, label_charges = _sent_labels(
+        holder, chosen, client_state, federation=federation, round=round
+    )
     payload = Payload(
         sender=client,
         activations=released,
-        labels=labels.to(label_dtype(federation.data.num_classes)),
+        labels=sent_labels.to(label_dtype(federation.data.num_classes)),
         records=holder.records[chosen.cpu().numpy()],
+        charges=charges + label_charges,
+        num_bytes=payload_bytes(plan, released),
     )
-    own = Pool(inputs=clean, labels=labels, num_own=len(labels))
+    own_is_released = federation.privacy is not None and federation.privacy.own == "released"
+    own = Pool(
+        inputs=clean,
+        labels=sent_labels if own_is_released else labels,
+        num_own=len(labels),
+        noisy=_noisy(own_is_released, federation=federation, num_own=len(labels)),
+        records=None if own_is_released else payload.records,
+    )
     return Collected(payload=payload, own=own, client_state=client_state)
 
 
@@ -100,10 +121,14 @@ def tail_pool(own: Pool, received: Payload | None) -> Pool:
     """I_i ∪ I_j: the client's own activations and the partner's; its own alone where it has no partner."""
     if received is None:
         return own
-    return Pool(
+    noisy = None
+    if own.noisy is not None:
+        noisy = torch.cat([own.noisy, torch.ones(len(received.labels), dtype=torch.bool, device=own.noisy.device)])
+    return replace(
+        own,
         inputs=torch.cat([own.inputs, received.activations]),
         labels=torch.cat([own.labels, received.labels.to(own.labels.dtype)]),
-        num_own=own.num_own,
+        noisy=noisy,
     )
 
 
@@ -112,13 +137,38 @@ def label_dtype(num_classes: int) -> torch.dtype:
     return torch.uint8 if num_classes <= 256 else torch.int32
 
 
-def _draw_shared(holder: Client, *, federation: Federation, round: int) -> Tensor:
-    """Positions of the records that the client shares this round, without replacement."""
+def _noisy(own_is_released: bool, *, federation: Federation, num_own: int) -> Tensor | None:
+    """Which labels of the own pool are randomised; None where no label of the run is."""
+    if federation.privacy is None or federation.privacy.label_epsilon is None:
+        return None
+    return torch.full((num_own,), own_is_released, dtype=torch.bool, device=federation.device)
+
+
+def _draw_shared(holder: Client, *, federation: Federation, remaining: Remaining, round: int) -> Tensor:
+    """Positions of the records that the client shares this round, without replacement, from those not held back."""
     settings = federation.settings
     rng = numpy_stream(settings.seed, round=round, client=holder.number, purpose="share")
     wanted = math.ceil(settings.tail_steps / 2) * settings.batch_size
-    drawn: NDArray[np.int64] = rng.choice(holder.num_records, size=min(wanted, holder.num_records), replace=False)
-    return torch.from_numpy(drawn).to(holder.labels.device)
+    left = np.arange(holder.num_records)
+    if remaining is not None:
+        left = np.flatnonzero(remaining[holder.records] > 0)
+    drawn: NDArray[np.int64] = rng.choice(len(left), size=min(wanted, len(left)), replace=False)
+    return torch.from_numpy(left[drawn]).to(holder.labels.device)
+
+
+def _activation_charge(plan: ReleasePlan, holder: Client, chosen: Tensor, *, federation: Federation) -> Charge:
+    assert federation.privacy is not None
+    return Charge(
+        channel="activations",
+        mechanism=plan.mechanism.family,
+        noise_multiplier=plan.noise_multiplier,
+        whole_record_multiplier=plan.whole_record_multiplier,
+        records=holder.records[chosen.cpu().numpy()],
+        once=federation.privacy.noise == "once",
+        sampler=federation.privacy.sampler,
+        epsilon_excess=plan.epsilon_excess,
+        tail_probability=plan.tail_probability,
+    )
 
 
 def _noised(
@@ -131,13 +181,44 @@ def _noised(
     round: int,
 ) -> tuple[ClientState, Tensor]:
     """The chosen records with noise at the plan's placement; with `once`, noise is drawn for all records and kept."""
-    seed, head = federation.settings.seed, federation.split.head
-    assert federation.privacy is not None
-    if federation.privacy.noise == "fresh":
-        generator = torch_stream(seed, round=round, client=holder.number, purpose="noise")
-        return client_state, add_noise(plan, head, holder.inputs[chosen], generator=generator)
+    head, privacy = federation.split.head, federation.privacy
+    assert privacy is not None
+    seed = federation.settings.seed if privacy.reproducible else None
+    if privacy.noise == "fresh":
+        source = noise_source(seed=seed, client=holder.number, round=round, purpose="noise")
+        return client_state, add_noise(plan, head, holder.inputs[chosen], source=source)
     if NOISED_INPUTS not in client_state:
-        generator = torch_stream(seed, round=-1, client=holder.number, purpose="noise once")
-        kept = add_noise(plan, head, holder.inputs, generator=generator)
+        source = noise_source(seed=seed, client=holder.number, round=-1, purpose="noise once")
+        kept = add_noise(plan, head, holder.inputs, source=source)
         client_state = {**client_state, NOISED_INPUTS: kept}
     return client_state, client_state[NOISED_INPUTS][chosen]
+
+
+def _sent_labels(
+    holder: Client, chosen: Tensor, client_state: ClientState, *, federation: Federation, round: int
+) -> tuple[ClientState, Tensor, tuple[Charge, ...]]:
+    """The labels of the chosen records as they are sent: in the clear, or randomised once each and remembered."""
+    privacy, num_classes = federation.privacy, federation.data.num_classes
+    if privacy is None or privacy.label_epsilon is None:
+        return client_state, holder.labels[chosen], ()
+    seed = federation.settings.seed if privacy.reproducible else None
+    release = released_labels(
+        client_state.get(RANDOMIZED_LABELS, remember_none(holder.num_records)),
+        positions=chosen.cpu().numpy(),
+        labels=holder.labels[chosen],
+        num_classes=num_classes,
+        epsilon=privacy.label_epsilon,
+        source=noise_source(seed=seed, client=holder.number, round=round, purpose="labels"),
+    )
+    multiplier = response_multiplier(privacy.label_epsilon)
+    charge = Charge(
+        channel="labels",
+        mechanism="randomized-response",
+        noise_multiplier=multiplier,
+        whole_record_multiplier=multiplier,
+        num_classes=num_classes,
+        records=holder.records[chosen.cpu().numpy()],
+        once=True,
+        sampler=privacy.sampler,
+    )
+    return {**client_state, RANDOMIZED_LABELS: release.remembered}, release.noisy, (charge,)

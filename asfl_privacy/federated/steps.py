@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from asfl_privacy.federated.correction import corrected_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,16 @@ class Pool:
         inputs: Shape (n, …).
         labels: Shape (n,).
         num_own: How many of the n, the first ones, are the client's own.
+        noisy: Which labels went through randomised response, shape (n,); None where none of the run's did.
+        records: Which records of the data set the own rows hold raw values of, shape (num_own,); None where they were
+            released already, so that using them costs nothing more.
     """
 
     inputs: Tensor
     labels: Tensor
     num_own: int
+    noisy: Tensor | None = None
+    records: NDArray[np.int64] | None = None
 
 
 def draw_batch(num_records: int, *, batch_size: int, rng: np.random.Generator) -> Tensor:
@@ -31,7 +39,14 @@ def draw_batch(num_records: int, *, batch_size: int, rng: np.random.Generator) -
 
 
 def run_steps(
-    network: nn.Module, pool: Pool, *, num_steps: int, batch_size: int, lr: float, rng: np.random.Generator
+    network: nn.Module,
+    pool: Pool,
+    *,
+    num_steps: int,
+    batch_size: int,
+    lr: float,
+    rng: np.random.Generator,
+    transition: Tensor | None = None,
 ) -> int:
     """Take SGD steps on the cross-entropy of mini-batches drawn anew each step.
 
@@ -42,6 +57,8 @@ def run_steps(
         batch_size: Records a step.
         lr: Learning rate.
         rng: Source of the mini-batches.
+        transition: P(noisy label | true label), shape (k, k), by which the loss of noisy rows is corrected; None where
+            no label is noisy.
 
     Returns:
         How many of the records drawn were remote.
@@ -54,7 +71,9 @@ def run_steps(
         batch = draw_batch(len(pool.labels), batch_size=batch_size, rng=rng)
         num_remote += int((batch >= pool.num_own).sum())
         batch = batch.to(pool.labels.device)
-        loss = F.cross_entropy(network(pool.inputs[batch]), pool.labels[batch])
+        noisy = None if pool.noisy is None else pool.noisy[batch]
+        logits = network(pool.inputs[batch])
+        loss = corrected_cross_entropy(logits, pool.labels[batch], transition=transition, noisy=noisy)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():  # torch.optim would do the same, after seconds of imports in every worker
             for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -11,6 +11,8 @@ import hashlib
 import numpy as np
 import torch
 
+from asfl_privacy.mechanisms.lattice import SeededSource, SystemSource, WordSource
+
 SERVER = -1
 """Stands in for the client in the server's own streams."""
 
@@ -57,6 +59,18 @@ def torch_stream(seed: int, *, round: int, client: int, purpose: str) -> torch.G
 def torch_seed(seed: int, *, round: int, client: int, purpose: str) -> int:
     """The seed of `torch_stream`, for code that can only draw from torch's global generator."""
     return int.from_bytes(_digest(seed, round, client, purpose)[:4], "little")
+
+
+def noise_source(*, seed: int | None, round: int, client: int, purpose: str) -> WordSource:
+    """Where noise comes from: a stream of its own from the run's seed, or the system's cryptographic source.
+
+    Args:
+        seed: The run's seed, for experiments, which voids every guarantee; None for the system's source.
+        round: Round number, or −1 for what happens once a run.
+        client: Client number.
+        purpose: What it is for.
+    """
+    return SystemSource() if seed is None else SeededSource(_digest(seed, round, client, purpose))
 
 
 def _digest(seed: int, round: int, client: int, purpose: str) -> bytes:

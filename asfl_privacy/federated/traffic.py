@@ -41,6 +41,6 @@ def count_traffic(weights: Weights, *, cohort_size: int, deliveries: Sequence[De
     payloads = [delivery.payload for delivery in deliveries]
     return Traffic(
         model=2 * cohort_size * count_bytes(weights),
-        activations=sum(p.activations.numel() * p.activations.element_size() for p in payloads),
+        activations=sum(p.num_bytes for p in payloads),
         labels=sum(p.labels.numel() * p.labels.element_size() for p in payloads),
     )

@@ -9,7 +9,16 @@ from asfl_privacy.mechanisms.mechanism import Mechanism
 from asfl_privacy.mechanisms.noise_layer import NoiseLayer
 from asfl_privacy.mechanisms.noisy_head import NoisyHead, insert_noise
 from asfl_privacy.mechanisms.placement import split_head, valid_placements
-from asfl_privacy.mechanisms.release import ReleasePlan, add_noise, apply_release, finish_release, plan_release
+from asfl_privacy.mechanisms.release import (
+    ReleasePlan,
+    add_noise,
+    apply_release,
+    finish_release,
+    noise_rows,
+    payload_bytes,
+    plan_release,
+    rows_before_noise,
+)
 from asfl_privacy.mechanisms.release_sensitivity import ReleaseSensitivity, release_sensitivity
 from asfl_privacy.mechanisms.stateless import run_stateless
 
@@ -29,8 +38,11 @@ __all__ = [
     "finish_release",
     "insert_noise",
     "make_mechanism",
+    "noise_rows",
+    "payload_bytes",
     "plan_release",
     "release_sensitivity",
+    "rows_before_noise",
     "run_stateless",
     "split_head",
     "valid_placements",

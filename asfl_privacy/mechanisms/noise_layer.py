@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from asfl_privacy.accounting.rationals import fraction_up
 from asfl_privacy.mechanisms.guards import check_activations, check_resolution
+from asfl_privacy.mechanisms.lattice import LatticeNoise, SystemSource, plan_lattice, truncate
 from asfl_privacy.mechanisms.mechanism import Mechanism
+from asfl_privacy.mechanisms.replay import Replay
 
 
 class NoiseLayer(nn.Module):
-    """Adds the mechanism's noise to each coordinate of each row.
+    """Adds the mechanism's noise to each coordinate of each row, on a lattice.
 
     Args:
-        mechanism: Gaussian or Laplace.
-        generator: source of randomness, advanced by every call; None draws from the operating system. Whoever knows the
-            seed can subtract the noise, so a generator is for experiments only.
+        mechanism: Gaussian or Laplace; its sensitivity, where it has one, is that of a row of what comes in.
+        generator: source of randomness, advanced by every call; None draws from the operating system's cryptographic
+            source. Whoever knows the seed can subtract the noise, and float noise leaks through low-order bits, so a
+            generator is for experiments only.
 
     Guarantee:
-        Noise is fresh and independent over calls, rows and coordinates, in train and eval mode alike. Without a
-        generator, copies, forks and processes never share noise; with one, a copy keeps drawing from the same
-        generator, and a forked or pickled layer is refused. A layer alone does not see what runs before it: a
-        certificate is checked by the head that ``insert_noise`` makes.
+        Without a generator, activations are truncated toward zero onto a lattice and integer noise with the law of the
+        rounded mechanism is added there; the scale is raised by what truncation adds to the sensitivity (at most 2⁻¹⁰ of
+        it) and to 10 significant bits, so one call is as private as the mechanism says, up to the sampler's error
+        (``lattice_for``). Noise is fresh and independent over calls, rows and coordinates, in train and eval mode alike;
+        copies, forks, processes and ``torch.manual_seed`` never make two calls share it. With a generator, a copy keeps
+        drawing from the same generator, and a forked or pickled layer is refused. A layer alone does not see what runs
+        before it: a certificate is checked by the head that ``insert_noise`` makes.
 
     Edge cases:
-        No parameters and no buffers: the state_dict is empty. Half precision, autocast, integers, empty batches, NaN
-        and inf are refused. Under ``torch.utils.checkpoint`` the layer runs again in the backward pass and draws other
-        noise there: keep it outside checkpointed blocks.
+        No parameters and no buffers: the state_dict is empty. Gradients pass unchanged. Half precision, autocast,
+        integers, empty batches, NaN and inf are refused. Under ``torch.utils.checkpoint`` the second run of a block, in
+        the backward pass, gets the very noise of the first: it is kept, at most 256 calls back. On CUDA noise is drawn
+        on the host and copied.
 
     Example:
         >>> from asfl_privacy.mechanisms import Gaussian
@@ -48,6 +60,7 @@ class NoiseLayer(nn.Module):
         self.mechanism = mechanism
         self.generator = generator
         self._process = os.getpid()
+        self._replay = Replay()
 
     def forward(self, activations: torch.Tensor) -> torch.Tensor:
         """Return activations + noise; see the class."""
@@ -57,8 +70,29 @@ class NoiseLayer(nn.Module):
                 "make the layer in each process, or pass generator=None"
             )
         check_activations(activations)
-        check_resolution(activations, noise_stddev=self.mechanism.noise_stddev)
-        return activations + self.mechanism.sample_like(activations.detach(), generator=self.generator)
+        plain = activations.detach()
+        noised = self._replay.recall(plain)
+        if noised is None:
+            noised = self._noised(plain)
+            self._replay.keep(plain, noised)
+        result: torch.Tensor = _PassThrough.apply(activations, noised)
+        return result
+
+    def lattice_for(self, num_values: int) -> LatticeNoise:
+        """Spacing, scale and sampler's error of a call without generator on rows of this many numbers."""
+        return _lattice(self.mechanism.family, self.mechanism.scale, self.mechanism.sensitivity, num_values)
+
+    def _noised(self, plain: torch.Tensor) -> torch.Tensor:
+        check_resolution(plain, noise_stddev=self.mechanism.noise_stddev)
+        if self.generator is not None:
+            return plain + self.mechanism.sample_like(plain, generator=self.generator)
+        lattice = self.lattice_for(plain[0].numel())
+        cells = lattice.release(truncate(plain, spacing=lattice.spacing), SystemSource())
+        exponent = round(math.log2(lattice.spacing))
+        kind = np.float64 if plain.dtype == torch.float64 else np.float32
+        values = torch.from_numpy(np.ldexp(cells.astype(kind), exponent))
+        check_activations(values, what="noised activations")
+        return values.to(plain.device)
 
     def extra_repr(self) -> str:
         """The mechanism, for print(model)."""
@@ -77,4 +111,23 @@ class NoiseLayer(nn.Module):
                 "this NoiseLayer holds a generator: a pickled copy would draw the same noise in another process; "
                 "make the layer there, or pass generator=None"
             )
-        return dict(self.__dict__)
+        return {**self.__dict__, "_replay": Replay()}
+
+
+class _PassThrough(torch.autograd.Function):
+    """The noised values, bit for bit, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, activations: torch.Tensor, noised: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG004
+        return noised.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
+        return gradients[0], None
+
+
+@functools.lru_cache(maxsize=64)
+def _lattice(family: str, scale: float, sensitivity: float | None, num_values: int) -> LatticeNoise:
+    delta = scale if sensitivity is None else sensitivity
+    z = fraction_up(Fraction(scale) / Fraction(delta))
+    return plan_lattice(family, sensitivity=delta, noise_multiplier=z, num_values=num_values, clip_only=False)

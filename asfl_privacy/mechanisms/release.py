@@ -1,8 +1,10 @@
 """The release: a certificate of the head as it is now, and the noise calibrated from it, joined."""
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,13 +16,26 @@ from asfl_privacy.mechanisms.guards import (
     check_activations,
     check_clip,
     check_input_box,
-    check_resolution,
     make_input_box,
     make_input_shape,
 )
-from asfl_privacy.mechanisms.mechanism import Mechanism, scale_for
+from asfl_privacy.mechanisms.lattice import (
+    LatticeNoise,
+    WordSource,
+    coarsen,
+    encode,
+    norm_at_most,
+    plan_lattice,
+    to_float,
+    truncate,
+)
+from asfl_privacy.mechanisms.mechanism import Mechanism
 from asfl_privacy.mechanisms.placement import check_dtype, check_eval, split_head
-from asfl_privacy.mechanisms.release_sensitivity import ReleaseSensitivity, release_sensitivity
+from asfl_privacy.mechanisms.release_sensitivity import (
+    ReleaseSensitivity,
+    release_sensitivity,
+    truncated_sensitivity,
+)
 from asfl_privacy.mechanisms.stateless import run_stateless
 from sensitivity import Certificate
 
@@ -31,7 +46,8 @@ class ReleasePlan:
 
     Args:
         placement: "input", "after:NAME" or "exchange".
-        mechanism: Gaussian or Laplace with scale noise_multiplier·Δ.
+        mechanism: Gaussian or Laplace with scale noise_multiplier·Δ, Δ on the lattice.
+        lattice: the spacing that activations are truncated to and the integer noise that is added there.
         noise_multiplier: z; the σ/Δ or b/Δ to record in the ledger.
         whole_record_multiplier: the same for any two records of the input box, rounded down.
         sensitivity: Δ at the radius and for any two records, the certificate and the formula.
@@ -44,6 +60,7 @@ class ReleasePlan:
 
     placement: str
     mechanism: Mechanism
+    lattice: LatticeNoise
     noise_multiplier: float
     whole_record_multiplier: float
     sensitivity: ReleaseSensitivity
@@ -62,6 +79,21 @@ class ReleasePlan:
     def noise_stddev(self) -> float:
         """σ or √2·b."""
         return self.mechanism.noise_stddev
+
+    @property
+    def payload_spacing(self) -> float:
+        """Spacing of what is sent at placement "exchange": the power of two with 32 to 64 steps a scale."""
+        return max(self.lattice.spacing, math.ldexp(1.0, math.frexp(self.lattice.scale)[1] - 6))
+
+    @property
+    def epsilon_excess(self) -> float:
+        """Error of the sampler in one release of one record, as the ledger takes it."""
+        return self.lattice.epsilon_excess(self.sensitivity.num_values)
+
+    @property
+    def tail_probability(self) -> float:
+        """Likewise: the mass of the noise outside the sampler's tables."""
+        return self.lattice.tail_probability(self.sensitivity.num_values)
 
     @property
     def certificate(self) -> Certificate | None:
@@ -124,12 +156,26 @@ def plan_release(
         clip=clip,
         input_box=input_box,
     )
-    scale = scale_for(noise_multiplier, sensitivity=moved.value)
+    lattice = plan_lattice(
+        family,
+        sensitivity=moved.value,
+        noise_multiplier=noise_multiplier,
+        num_values=moved.num_values,
+        clip_only=moved.is_clip_only,
+    )
+    whole = truncated_sensitivity(
+        moved.whole_record,
+        q=FAMILIES[family].norm,
+        num_values=moved.num_values,
+        spacing=lattice.spacing,
+        clip=check_clip(clip),
+    )
     return ReleasePlan(
         placement=placement,
-        mechanism=make_mechanism(family, scale=scale, sensitivity=moved.value),
+        mechanism=make_mechanism(family, scale=lattice.scale, sensitivity=lattice.sensitivity),
+        lattice=lattice,
         noise_multiplier=noise_multiplier,
-        whole_record_multiplier=min(noise_multiplier, fraction_down(Fraction(scale) / Fraction(moved.whole_record))),
+        whole_record_multiplier=min(noise_multiplier, fraction_down(Fraction(lattice.scale) / Fraction(whole))),
         sensitivity=moved,
         p=check_norm(p),
         radius=check_radius(radius),
@@ -139,16 +185,14 @@ def plan_release(
     )
 
 
-def apply_release(
-    plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, generator: torch.Generator | None
-) -> torch.Tensor:
+def apply_release(plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, source: WordSource) -> torch.Tensor:
     """Release the activations of a batch: one noised output per record.
 
     Args:
         plan: from ``plan_release`` on this head with these weights.
         head: the head, in eval mode.
         inputs: raw inputs in the box, shape (batch, *input_shape), in the head's precision.
-        generator: advanced by the call; None draws from the operating system. A known seed voids privacy.
+        source: `SystemSource()`; a `SeededSource` is for experiments, as a known seed voids privacy.
 
     Returns:
         The released activations at the end of the head, shape (batch, ...), without gradient.
@@ -160,16 +204,16 @@ def apply_release(
         StaleCertificateError: if the weights differ from those certified.
 
     Guarantee:
-        In ideal arithmetic, one release of each record with the plan's noise multipliers; everything after the noise is
+        One release of each record with the plan's noise multipliers: what is noised is truncated toward zero onto the
+        lattice (its norm stays ≤ C, checked again in exact integers), and integer noise with the law of the rounded
+        mechanism is added there, but for the sampler's error, which the plan states. Everything after is
         post-processing.
     """
-    noised = add_noise(plan, head, inputs, generator=generator)
+    noised = add_noise(plan, head, inputs, source=source)
     return finish_release(plan, head, noised)
 
 
-def add_noise(
-    plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, generator: torch.Generator | None
-) -> torch.Tensor:
+def add_noise(plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, source: WordSource) -> torch.Tensor:
     """The first half of ``apply_release``: run up to the noise and add it.
 
     At placement "input" the result can be drawn once per record, kept by its client and finished in every later round
@@ -179,7 +223,7 @@ def add_noise(
         plan: see ``apply_release``.
         head: see ``apply_release``.
         inputs: see ``apply_release``.
-        generator: see ``apply_release``.
+        source: see ``apply_release``.
 
     Returns:
         The noised inputs or intermediates, shape (batch, ...), without gradient.
@@ -207,10 +251,35 @@ def add_noise(
             f"the head turns {len(inputs)} records into {len(activations)} rows: a release is one row per record; "
             "keep the batch dimension first"
         )
-    if plan.clip is not None:
-        activations = clip_rows(activations, max_norm=plan.clip, norm=plan.mechanism.norm)
-    check_resolution(activations, noise_stddev=plan.noise_stddev)
-    return activations + plan.mechanism.sample_like(activations, generator=generator)
+    return noise_rows(plan, activations, source=source)
+
+
+def noise_rows(plan: ReleasePlan, activations: torch.Tensor, *, source: WordSource) -> torch.Tensor:
+    """What happens at the noise itself: clip, truncate onto the lattice, check the norm, add integer noise.
+
+    Args:
+        plan: see ``apply_release``.
+        activations: what reaches the noise, shape (batch, ...), float32 or float64, finite.
+        source: see ``apply_release``.
+
+    Returns:
+        The noised rows, in the type of ``activations``; at placement "exchange" on the coarser lattice that is sent.
+
+    Raises:
+        ValueError: for activations that must not be released.
+    """
+    noised, spacing = plan.lattice.release(_on_the_lattice(plan, activations), source), plan.lattice.spacing
+    if plan.placement == "exchange":  # nothing needs the finer steps any more, and the payload is smaller
+        noised = coarsen(noised, spacing=spacing, coarse_spacing=plan.payload_spacing)
+        spacing = plan.payload_spacing
+    values = torch.from_numpy(to_float(noised, spacing=spacing))
+    return values.to(dtype=activations.dtype).to(device=activations.device)
+
+
+def rows_before_noise(plan: ReleasePlan, activations: torch.Tensor) -> torch.Tensor:
+    """What the noise of ``noise_rows`` is added to: clipped and truncated rows, float64, shape (batch, ...)."""
+    cells = _on_the_lattice(plan, activations)
+    return torch.from_numpy(np.ldexp(cells.astype(np.float64), math.frexp(plan.lattice.spacing)[1] - 1))
 
 
 def finish_release(plan: ReleasePlan, head: nn.Sequential, noised: torch.Tensor) -> torch.Tensor:
@@ -236,3 +305,34 @@ def finish_release(plan: ReleasePlan, head: nn.Sequential, noised: torch.Tensor)
     released = run_stateless(rest, noised)
     check_activations(released, what="released activations")
     return released
+
+
+def payload_bytes(plan: ReleasePlan | None, released: torch.Tensor) -> int:
+    """Bytes of released activations as they are sent: lattice integers, coded without loss, at placement "exchange".
+
+    Args:
+        plan: what they were released with; None for clean activations.
+        released: from ``apply_release`` or ``finish_release``.
+
+    Returns:
+        Bytes; elsewhere the head's float output of what was noised travels as it is.
+    """
+    if plan is None or plan.placement != "exchange":
+        return released.numel() * released.element_size()
+    return len(encode(truncate(released, spacing=plan.payload_spacing), spacing=plan.payload_spacing))
+
+
+def _on_the_lattice(plan: ReleasePlan, activations: torch.Tensor) -> np.ndarray:
+    """Activations in float64, clipped, truncated toward zero to whole lattice steps, their norm checked in integers."""
+    check_activations(activations)
+    rows = activations.double()
+    if plan.clip is not None:
+        rows = clip_rows(rows, max_norm=plan.clip, norm=plan.mechanism.norm)
+    integers = truncate(rows, spacing=plan.lattice.spacing)
+    if plan.clip is not None and not bool(
+        norm_at_most(integers, norm=plan.mechanism.norm, bound=plan.clip, spacing=plan.lattice.spacing).all()
+    ):
+        raise ValueError(
+            f"a clipped row has a norm above clip {plan.clip:g} on the lattice: nothing was released; report this as a bug"
+        )
+    return integers

@@ -27,17 +27,20 @@ class ReleaseSensitivity:
     Args:
         value: Δ for two inputs at p-distance at most the radius; for radius "any", Δ for any two records.
         whole_record: Δ for any two records of the input box, capped by 2C.
+        num_values: numbers in one row of what is noised.
+        is_clip_only: whether Δ is 2C for any two rows, whatever they are: truncation then costs nothing.
         certificate: the certificate used; None where no weights come before the noise.
+        rounding: whether the rounding of the forward pass is in Δ: "included", "unknown", or "none" without a head.
         formula: the bound in words.
     """
 
     value: float
     whole_record: float
+    num_values: int
+    is_clip_only: bool
     certificate: Certificate | None
+    rounding: str
     formula: str
-
-
-BUDGET_S = 0.1  # for each certificate: heads change every round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +106,9 @@ def release_sensitivity(
     Guarantee:
         Write S(D) for the certified move of the prefix between inputs at distance D, its slack included; at the input S
         is D·d^max(0, 1/q−1/p). Then Δ(R) = min(S(R), Δ_whole) with Δ_whole = S(diameter of the box). With a clip C,
-        Δ_whole = min(S(diameter), 2C) and Δ(R) = min(λ·S(R), Δ_whole), where λ = 1 for q=2 and 2 for q=1, because
-        clipping is only 2-Lipschitz in ℓ1. S is the smallest over the certificates p'→q' of
+        Δ_whole = min(λ·S(diameter), 2C) and Δ(R) = min(λ·S(R), Δ_whole), where λ = 1 for q=2 and 2 for q=1, because
+        clipping is only 2-Lipschitz in ℓ1; the float rounding of the clip itself is added. The certificates hold for
+        inputs in the box, and their slack holds the rounding of the forward pass where an error model is known. S is the smallest over the certificates p'→q' of
         m^max(0, 1/q−1/q')·S_p'→q'(d^max(0, 1/p'−1/p)·D); for 2→1 these are √d·(1→1) and √m·(2→2). The diameter of the
         box is width·d^(1/p') in the certificate's own norm.
 
@@ -122,10 +126,18 @@ def release_sensitivity(
     input_shape = make_input_shape(input_shape)
     if radius == "any" and clip is None:
         raise ValueError('radius is "any": any two records are bounded by 2C only; pass a clip, e.g. clip=1.0')
-    width = fraction_up(Fraction(high) - Fraction(low))
-    transfers = _transfers(prefix, p=p, q=q, input_shape=input_shape, width=width)
-    whole_record = min(transfer.anywhere() for transfer in transfers)
+    num_values = math.prod(input_shape) if prefix is None else _num_outputs(prefix, input_shape)
+    transfers = _transfers(prefix, p=p, q=q, input_shape=input_shape, input_box=(low, high), num_values=num_values)
+    factor, clip_error = 1, 0.0
+    if clip is not None:
+        factor, clip_error = clip_lipschitz(q), _times(clip, 16.0 * (num_values + 8) * 2.0**-52)
+
+    def clipped(move: float) -> float:
+        return _plus(_times(factor, move), clip_error)
+
+    whole_record = clipped(min(transfer.anywhere() for transfer in transfers))
     cap = f"at most {whole_record:.6g} for any two records of the box"
+    is_capped = clip is not None and 2.0 * clip <= whole_record
     if clip is not None:
         whole_record = min(whole_record, 2.0 * clip)
         cap = f"at most min({cap.removeprefix('at most ')}, 2C = {2.0 * clip:.6g})"
@@ -134,14 +146,48 @@ def release_sensitivity(
         words = f"Δ = {value:.6g}, {cap}"
     else:
         best = min(transfers, key=lambda transfer: transfer.at(radius))
-        factor = 1 if clip is None else clip_lipschitz(q)
-        value, certificate = min(_times(factor, best.at(radius)), whole_record), best.certificate
+        value, certificate = min(clipped(best.at(radius)), whole_record), best.certificate
         words = f"Δ = {'2 × ' if factor == 2 else ''}{best.words()} = {value:.6g}, {cap}"
-    if not (math.isfinite(value) and math.isfinite(whole_record)) or value <= 0.0:
+    is_constant = certificate is not None and certificate.value == 0.0
+    if not (math.isfinite(value) and math.isfinite(whole_record)) or value <= 0.0 or is_constant:
         raise ValueError(
-            f"the sensitivity before the noise is {value!r}: noise needs a finite Δ > 0; check the weights of the head"
+            f"the sensitivity before the noise is {0.0 if is_constant else value!r}: noise needs a finite Δ > 0; check the weights of the head"
         )
-    return ReleaseSensitivity(value=value, whole_record=whole_record, certificate=certificate, formula=words)
+    is_clip_only = radius == "any" and is_capped
+    if prefix is None or is_clip_only:  # 2C holds for whatever numbers come out of the head
+        rounding = "none"
+    else:
+        rounding = "unknown" if certificate is None or certificate.rounding is None else "included"
+    return ReleaseSensitivity(
+        value=value,
+        whole_record=whole_record,
+        num_values=num_values,
+        is_clip_only=is_clip_only,
+        certificate=certificate,
+        rounding=rounding,
+        formula=words,
+    )
+
+
+def truncated_sensitivity(value: float, *, q: float, num_values: int, spacing: float, clip: float | None) -> float:
+    """Δ of rows that are truncated toward zero to multiples of ``spacing``: every number moves by less than a step.
+
+    Args:
+        value: Δ before truncation, in the norm q.
+        q: 1 or 2.
+        num_values: m, numbers in one row.
+        spacing: g > 0.
+        clip: C, or None; truncation toward zero keeps a row's norm ≤ C, so 2C stays a bound.
+
+    Returns:
+        min(Δ + g·m^(1/q), 2C), rounded up.
+
+    Example:
+        >>> truncated_sensitivity(1.0, q=2, num_values=64, spacing=0.125, clip=None)
+        2.0
+    """
+    moved = _plus(value, _times(norm_growth(num_values, source=math.inf, target=q), spacing))
+    return moved if clip is None else min(moved, 2.0 * clip)
 
 
 def norm_growth(size: int, *, source: float, target: float) -> float:
@@ -161,9 +207,16 @@ def norm_growth(size: int, *, source: float, target: float) -> float:
 
 
 def _transfers(
-    prefix: nn.Module | None, *, p: float, q: float, input_shape: tuple[int, ...], width: float
+    prefix: nn.Module | None,
+    *,
+    p: float,
+    q: float,
+    input_shape: tuple[int, ...],
+    input_box: tuple[float, float],
+    num_values: int,
 ) -> list[_Transfer]:
-    num_in = math.prod(input_shape)
+    num_in, (low, high) = math.prod(input_shape), input_box
+    width = fraction_up(Fraction(high) - Fraction(low))
 
     def diameter(norm: float) -> float:
         return _times(norm_growth(num_in, source=math.inf, target=norm), width)
@@ -177,12 +230,13 @@ def _transfers(
         pairs.append((1.0, 1.0))
     elif p == 1.0:
         pairs.append((1.0, 2.0))
-    num_out = _num_outputs(prefix, input_shape) if q == 1.0 else 1
     return [
         _Transfer(
-            certificate=sensitivity.certify(prefix, p=p_known, q=q_known, input_shape=input_shape, budget_s=BUDGET_S),
+            certificate=sensitivity.certify(
+                prefix, p=p_known, q=q_known, input_shape=input_shape, input_box=input_box, budget_s=BUDGET_S
+            ),
             in_factor=norm_growth(num_in, source=p, target=p_known),
-            out_factor=norm_growth(num_out, source=q_known, target=q),
+            out_factor=norm_growth(num_values, source=q_known, target=q),
             diameter=diameter(p_known),
         )
         for p_known, q_known in pairs
@@ -200,3 +254,9 @@ def _times(a: float, b: float) -> float:
     """The least float at or above a·b, for a, b ≥ 0; inf and NaN stay what they are."""
     product = a * b
     return fraction_up(Fraction(a) * Fraction(b)) if math.isfinite(product) else product
+
+
+def _plus(a: float, b: float) -> float:
+    """The least float at or above a + b; inf and NaN stay what they are."""
+    total = a + b
+    return fraction_up(Fraction(a) + Fraction(b)) if math.isfinite(total) else total

@@ -16,9 +16,13 @@ BOUNDS: Final[tuple[str, ...]] = (
     "epsilon_total",
     "delta_total",
     "epsilon_whole_record",
+    "epsilon_client",
+    "epsilon_activations",
+    "epsilon_labels",
+    "epsilon_updates",
 )
 _OUTCOMES: Final = frozenset(
-    {*BOUNDS, "status", "accuracy", "seed", "seconds"}
+    {*BOUNDS, "status", "accuracy", "seed", "seconds", "update_multiplier", "epsilon_claimed", "held_back"}
     | {"remote_fraction", "bytes_model", "bytes_activations", "bytes_labels"}
 )
 SETTINGS: Final[tuple[str, ...]] = tuple(column for column in COLUMNS if column not in _OUTCOMES)

@@ -50,10 +50,37 @@ COLUMNS: Final[tuple[str, ...]] = (
     "bytes_activations",
     "bytes_labels",
     "seconds",
+    # beyond the design's columns, so that files keep their order
+    "labels",
+    "updates",
+    "calibration",
+    "reproducible",
+    "update_multiplier",
+    "epsilon_claimed",
+    "epsilon_client",
+    "epsilon_activations",
+    "epsilon_labels",
+    "epsilon_updates",
+    "held_back",
 )
 
 _TEXT: Final = frozenset(
-    {"status", "method", "data", "partition", "model", "mech", "placement", "noise", "own", "exchange_layer"}
+    {
+        "status",
+        "method",
+        "data",
+        "partition",
+        "model",
+        "mech",
+        "placement",
+        "noise",
+        "own",
+        "labels",
+        "updates",
+        "calibration",
+        "reproducible",
+        "exchange_layer",
+    }
 )
 _COUNTS: Final = frozenset(
     {
@@ -66,10 +93,21 @@ _COUNTS: Final = frozenset(
         "bytes_model",
         "bytes_activations",
         "bytes_labels",
+        "held_back",
     }
 )
 _NORMS: Final = frozenset({"p", "q"})
-_MAY_BE_INFINITE: Final = frozenset({"epsilon_release", "epsilon_total", "epsilon_whole_record"})
+_MAY_BE_INFINITE: Final = frozenset(
+    {
+        "epsilon_release",
+        "epsilon_total",
+        "epsilon_whole_record",
+        "epsilon_client",
+        "epsilon_activations",
+        "epsilon_labels",
+        "epsilon_updates",
+    }
+)
 _AT_MOST_ONE: Final = frozenset({"delta", "delta_total", "accuracy", "remote_fraction"})
 
 # Without noise nothing is promised, so none of these has a meaning.
@@ -83,13 +121,24 @@ PRIVACY_COLUMNS: Final[tuple[str, ...]] = (
     "placement",
     "noise",
     "own",
+    "labels",
+    "updates",
+    "calibration",
+    "reproducible",
     "sensitivity",
     "noise_scale",
     "noise_stddev",
+    "update_multiplier",
+    "epsilon_claimed",
     "epsilon_release",
     "epsilon_total",
     "delta_total",
     "epsilon_whole_record",
+    "epsilon_client",
+    "epsilon_activations",
+    "epsilon_labels",
+    "epsilon_updates",
+    "held_back",
 )
 
 

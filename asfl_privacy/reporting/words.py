@@ -30,6 +30,10 @@ SETTING_NAMES: Final[dict[str, str]] = {
     "placement": "placement",
     "noise": "noise drawn",
     "own": "own activations",
+    "labels": "labels",
+    "updates": "updates",
+    "calibration": "calibration",
+    "reproducible": "noise from the seed",
 }
 _METHODS: Final = {"asfl": "ASFL", "fedavg": "FedAvg"}
 _MECHANISMS: Final = {"none": "no noise", "gaussian": "Gaussian", "laplace": "Laplace"}
@@ -112,6 +116,21 @@ def how_to_read(cells: Sequence[Cell]) -> list[tuple[str, str]]:
          "to R are hidden but the image as a whole is not."),
         ("Noise sd", "Standard deviation of the noise on each coordinate where it is added, the largest over rounds."),
     ]  # fmt: skip
+    if any(cell.settings["calibration"] == "paper" for cell in noised):
+        entries.append(
+            ("Calibration paper", "Noise by the formula that PixelDP prints, with the noise layer in the head while it "
+             "trains too. ε asked is what that formula claims; ε per release is what is proven of the same noise.")
+        )  # fmt: skip
+    if any(cell.settings["reproducible"] == "yes" for cell in noised):
+        entries.append(
+            ("Noise from the seed", "These runs can be repeated to the digit because their noise can: whoever knows or "
+             "guesses the seed can remove it. The figures are what the same runs promise with --reproducible no.")
+        )  # fmt: skip
+    if any(cell.settings["updates"] in ("dp-sgd", "dp-fedavg") for cell in noised):
+        entries.append(
+            ("Updates", "dp-sgd: each record's gradient is clipped and every step noised; dp-fedavg: each client's update "
+             "is clipped and noised. Either way ε total counts them together with activations and labels.")
+        )  # fmt: skip
     drawn = {cell.settings["noise"] for cell in noised}
     if "fresh" in drawn:
         entries.append(("Noise fresh", "Noise is drawn anew for each release, so every release adds to the total."))
@@ -130,5 +149,6 @@ def setting_texts(settings: Mapping[str, Value]) -> list[str]:
         >>> setting_texts({"target_epsilon": 4.0, "delta": 1e-5, "radius": None})
         ['ε asked, per release 4', 'δ asked 1e-5']
     """
-    columns = ("target_epsilon", "target_total_epsilon", "delta", "radius", "p", "placement", "noise", "exchange_layer")
+    columns = ("target_epsilon", "target_total_epsilon", "delta", "radius", "p", "placement", "noise", "labels", "updates",
+               "exchange_layer")  # fmt: skip
     return [f"{SETTING_NAMES[c]} {exact(settings[c])}" for c in columns if settings.get(c) is not None]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from asfl_privacy.accounting.storage import read_document, write_document
+from asfl_privacy.accounting.storage import read_document, read_versions, write_document
 
 NAME = "test document"
 
@@ -76,3 +76,9 @@ def test_nan_is_not_written(path):
     with pytest.raises(ValueError, match="Out of range"):
         write_document(path, name=NAME, version=1, body={"bad": float("nan")})
     assert json.loads(path.read_text()) == before
+
+
+def test_several_versions_can_be_read_and_no_other(path):
+    assert read_versions(path, name=NAME, versions=(1, 2)) == (1, read_document(path, name=NAME, version=1))
+    with pytest.raises(ValueError, match="this program reads version 2 or 3"):
+        read_versions(path, name=NAME, versions=(2, 3))

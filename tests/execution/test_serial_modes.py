@@ -90,12 +90,12 @@ def test_the_seed_reaches_partition_and_weights(digits):
 
 
 def test_the_plan_with_the_most_noise_is_kept(digits):
-    """Catches the least, and the last."""
-    result = run(make_federation(digits, privacy=gaussian(placement="exchange"), rounds=6, lr=1e-3))
-    scales = [e.noise_scale for e in result.evaluations]
-    assert len(set(scales)) > 1
-    assert result.largest_plan.scale == max(scales)
-    assert result.largest_plan.sensitivity.value == max(e.sensitivity for e in result.evaluations)
+    """Catches the least, and the last. Sensitivities fall here; scales of 10 bits may tie."""
+    result = run(make_federation(digits, privacy=gaussian(placement="exchange"), rounds=3, lr=1e-3))
+    moved = [e.sensitivity for e in result.evaluations]
+    assert moved[0] > moved[-1]
+    assert result.largest_plan.sensitivity.value == max(moved)
+    assert result.largest_plan.scale == max(e.noise_scale for e in result.evaluations)
 
 
 @pytest.mark.parametrize(("p", "radius"), [(1.0, 1.0), (2.0, 0.5), (2.0, "any")])

@@ -6,10 +6,22 @@ from federations import make_federation
 from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.federated import METHODS, State, sample_cohort
-from asfl_privacy.federated.methods.asfl import tail_round
 from asfl_privacy.federated.sharing import collect_activations
 from asfl_privacy.federated.streams import numpy_stream
-from asfl_privacy.federated.weights import read_weights
+
+
+def train(method, state, client, *, federation, own=None, received=None, round=0):
+    """The phase without private updates, whose budget is nobody's."""
+    return method.train(
+        state,
+        client,
+        federation=federation,
+        plan=None,
+        own=own,
+        received=received,
+        remaining=None,
+        round=round,
+    )
 
 
 def test_one_client_fedavg_is_plain_sgd_bit_for_bit(digits):
@@ -18,7 +30,7 @@ def test_one_client_fedavg_is_plain_sgd_bit_for_bit(digits):
     method, state = METHODS["fedavg"], State(weights=federation.initial_weights)
     twin = make_federation(digits, clients=1, cohort=1, partition="iid").model
     for round in range(3):
-        update = method.train(state, 0, federation=federation, own=None, received=None, round=round)
+        update = train(method, state, 0, federation=federation, round=round)
         state = method.aggregate(state, {0: update})
         rng = numpy_stream(0, round=round, client=0, purpose="full steps")
         for _ in range(4 + 3):
@@ -33,28 +45,30 @@ def test_one_client_fedavg_is_plain_sgd_bit_for_bit(digits):
 
 def test_tail_steps_leave_the_head_untouched_and_move_the_tail(digits):
     """Catches a tail round on the whole network, and gradients that reach the head through own activations."""
-    federation = make_federation(digits, clients=2, cohort=2)
+    federation = make_federation(digits, clients=2, cohort=2, full_steps=0)
     state = State(weights=federation.initial_weights)
     collected = {c: collect_activations(state, c, federation=federation, plan=None, round=0) for c in (0, 1)}
     assert not any(done.payload.activations.requires_grad for done in collected.values())
-    federation.load(state.weights, training=True)
-    drawn, remote = tail_round(0, federation=federation, own=collected[0].own, received=collected[1].payload, round=0)
-    after = read_weights(federation.model)
+    update = train(
+        METHODS["asfl"], state, 0, federation=federation, own=collected[0].own, received=collected[1].payload
+    )
+    after = update.weights
     head = {name for name in after if name.split(".")[0] in ("normalize", "conv1", "conv2")}
     assert head
     assert all(torch.equal(after[name], state.weights[name]) for name in head)
     assert not any(torch.equal(after[name], state.weights[name]) for name in after if name not in head)
-    assert drawn == 4 * 16
-    assert 0 < remote < drawn
+    assert update.drawn == 4 * 16
+    assert 0 < update.drawn_remote < update.drawn
+    assert update.charges == ()
 
 
 def test_a_client_without_a_partner_trains_its_tail_on_its_own_activations(digits):
-    federation = make_federation(digits, clients=1, cohort=1, partition="iid")
+    federation = make_federation(digits, clients=1, cohort=1, partition="iid", full_steps=0)
     state = State(weights=federation.initial_weights)
     own = collect_activations(state, 0, federation=federation, plan=None, round=0).own
-    federation.load(state.weights, training=True)
-    assert tail_round(0, federation=federation, own=own, received=None, round=0) == (4 * 16, 0)
-    assert not torch.equal(read_weights(federation.model)["classifier.weight"], state.weights["classifier.weight"])
+    update = train(METHODS["asfl"], state, 0, federation=federation, own=own)
+    assert (update.drawn, update.drawn_remote) == (4 * 16, 0)
+    assert not torch.equal(update.weights["classifier.weight"], state.weights["classifier.weight"])
 
 
 @pytest.mark.parametrize("cohort", [1, 2, 5, 6])

@@ -127,12 +127,33 @@ def test_clipping_doubles_the_l1_move_and_caps_both():
         moved = float((clipped[0] - clipped[1]).abs().sum())
         laplace = release_sensitivity(None, p=1, q=1, radius=t, input_shape=(2,), clip=1.0)
         unclipped = release_sensitivity(None, p=1, q=1, radius=t, input_shape=(2,))
-        assert unclipped.value < moved <= laplace.value == 2.0 * t
+        assert unclipped.value < moved <= laplace.value == pytest.approx(2.0 * t, rel=1e-12)
         assert laplace.whole_record == 2.0
     gaussian = release_sensitivity(None, p=2, q=2, radius=0.2, input_shape=(2,), clip=0.25)
-    assert (gaussian.value, gaussian.whole_record) == (0.2, 0.5)
+    assert (gaussian.value, gaussian.whole_record) == (pytest.approx(0.2, rel=1e-12), 0.5)
     assert release_sensitivity(None, p=2, q=2, radius=0.9, input_shape=(2,), clip=0.25).value == 0.5
     assert release_sensitivity(None, p=1, q=1, radius=0.9, input_shape=(2,), clip=0.25).value == 0.5
+
+
+def test_clipping_doubles_the_l1_move_of_any_two_records_too():
+    """y = (1, t·x) over the box [0, 1] moves by t, clipped by 2t/(1 + t). Catches: min(S(diameter), 2C) for Laplace."""
+    t = 0.2
+    prefix = linear(np.array([[0.0], [t]]))
+    prefix.bias = nn.Parameter(torch.tensor([1.0, 0.0], dtype=prefix.weight.dtype))
+    outputs = clip_rows(prefix.eval()(torch.tensor([[0.0], [1.0]], dtype=prefix.weight.dtype)), max_norm=1.0, norm=1)
+    moved = float((outputs[0] - outputs[1]).abs().sum())
+    found = release_sensitivity(prefix, p=1, q=1, radius="any", input_shape=(1,), clip=1.0)
+    assert 1.5 * t < moved <= found.value == found.whole_record <= 2.0 * t * (1 + 1e-6)
+
+
+def test_rounding_of_the_forward_pass_is_part_of_the_sensitivity():
+    """2E for float32 exceeds that for float64; without a head there is none. Catches: a certificate without the box."""
+    single = release_sensitivity(head(), p=2, q=2, radius=0.1, input_shape=(1, 8, 8))
+    double = release_sensitivity(head().double(), p=2, q=2, radius=0.1, input_shape=(1, 8, 8))
+    assert single.rounding == double.rounding == "included"
+    assert single.certificate.slack > 1e3 * double.certificate.slack > 0
+    assert single.value >= 0.1 * single.certificate.value + single.certificate.slack
+    assert release_sensitivity(None, p=2, q=2, radius=0.1, input_shape=(4,)).rounding == "none"
 
 
 def test_any_two_records_need_a_clip():
@@ -144,7 +165,7 @@ def test_any_two_records_need_a_clip():
 
 def test_the_formula_says_what_was_done():
     words = release_sensitivity(None, p=2, q=1, radius=0.5, input_shape=(16,), clip=3.0).formula
-    assert words == "Δ = 2 × 4·R = 4, at most min(16 for any two records of the box, 2C = 6)"
+    assert words == "Δ = 2 × 4·R = 4, at most min(32 for any two records of the box, 2C = 6)"
 
 
 def test_norm_growth_rounds_up():

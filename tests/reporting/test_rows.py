@@ -12,10 +12,14 @@ DESIGN = """status, method, data, partition, clients, cohort, model, mech, targe
 radius, p, q, placement, noise, own, exchange_layer, sensitivity, noise_scale, noise_stddev, epsilon_release,
 epsilon_total, delta_total, epsilon_whole_record, accuracy, seed, rounds, tail_steps, full_steps, remote_fraction, lr,
 bytes_model, bytes_activations, bytes_labels, seconds"""
+ADDED = """labels updates calibration reproducible update_multiplier epsilon_claimed epsilon_client epsilon_activations
+epsilon_labels epsilon_updates held_back"""
 
 
 def test_the_columns_are_those_of_the_design():
-    assert tuple(DESIGN.replace("\n", " ").replace(" ", "").split(",")) == COLUMNS
+    design = tuple(DESIGN.replace("\n", " ").replace(" ", "").split(","))
+    assert COLUMNS[: len(design)] == design
+    assert COLUMNS[len(design) :] == tuple(ADDED.split())
 
 
 def test_rows_come_back_bit_for_bit(tmp_path, grid, gaussian):
@@ -54,7 +58,8 @@ def test_reference_rows_are_blank_where_privacy_has_no_meaning(tmp_path, unnoise
 @pytest.mark.parametrize("column", PRIVACY_COLUMNS)
 def test_a_run_without_noise_cannot_claim_privacy(unnoised, gaussian, column):
     # Catches: dropping the check, so that an unnoised row shows an ε.
-    value = {**gaussian(), "target_total_epsilon": 8.0}[column]
+    added = {"labels": "clear", "updates": "dp-sgd", "calibration": "paper", "reproducible": "yes", "held_back": 3}
+    value = ({**gaussian(), "target_total_epsilon": 8.0} | added).get(column, 1.0)
     with pytest.raises(ValueError, match=f"mech none has {column}.*leave it blank"):
         complete_row(unnoised(**{column: value}))
 
@@ -108,10 +113,10 @@ def test_a_refused_write_keeps_the_old_file(tmp_path, gaussian):
     [
         (lambda text: "", "is empty"),
         (lambda text: text[:-3], "ends inside a line"),
-        (lambda text: text.rsplit(",", 1)[0] + "\n", "line 2 has 35 cells: a run has 36"),
-        (lambda text: text.replace("\n", ",1\n").replace("seconds,1", "seconds"), "line 2 has 37 cells"),
+        (lambda text: text.rsplit(",", 1)[0] + "\n", "line 2 has 46 cells: a run has 47"),
+        (lambda text: text.replace("\n", ",1\n").replace("held_back,1", "held_back"), "line 2 has 48 cells"),
         (lambda text: text.replace(",epsilon_total", ""), "lacks the column 'epsilon_total'"),
-        (lambda text: text.replace("seconds\n", "seconds,hours\n"), "unknown column 'hours'"),
+        (lambda text: text.replace("held_back\n", "held_back,hours\n"), "unknown column 'hours'"),
         (lambda text: text.replace("status,method", "method,status"), "another order"),
         (lambda text: text.replace("30.0", "3O.0"), "line 2: epsilon_total is '3O.0': it holds a number"),
         (lambda text: text.replace("30.0", "nan"), "line 2: epsilon_total is nan"),

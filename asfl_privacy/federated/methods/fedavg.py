@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.phases import Collected, Delivery, Payload, State, Update, fedavg_aggregate
-from asfl_privacy.federated.steps import Pool, run_steps
-from asfl_privacy.federated.streams import numpy_stream
-from asfl_privacy.federated.weights import read_weights
+from asfl_privacy.federated.local_training import Steps, finish_update, local_steps, trained_network
+from asfl_privacy.federated.phases import Collected, Delivery, Payload, Remaining, State, Update, fedavg_aggregate
+from asfl_privacy.federated.steps import Pool
 from asfl_privacy.mechanisms import ReleasePlan
 
 
@@ -31,7 +30,14 @@ class FedAvg:
         return None
 
     def collect(
-        self, state: State, client: int, *, federation: Federation, plan: ReleasePlan | None, round: int
+        self,
+        state: State,
+        client: int,
+        *,
+        federation: Federation,
+        plan: ReleasePlan | None,
+        remaining: Remaining,
+        round: int,
     ) -> Collected:
         """Nothing is collected."""
         return Collected()
@@ -46,30 +52,43 @@ class FedAvg:
         client: int,
         *,
         federation: Federation,
+        plan: ReleasePlan | None,
         own: Pool | None,
         received: Payload | None,
+        remaining: Remaining,
         round: int,
     ) -> Update:
         """τ' + τ full steps."""
         federation.load(state.weights, training=True)
         num_steps = federation.settings.tail_steps + federation.settings.full_steps
-        return full_steps(client, federation=federation, num_steps=num_steps, round=round)
+        done = full_steps(
+            client, federation=federation, plan=plan, num_steps=num_steps, remaining=remaining, round=round
+        )
+        return finish_update(state, client, federation=federation, steps=(done,), remaining=done.remaining, round=round)
 
     def aggregate(self, state: State, updates: Mapping[int, Update]) -> State:
         """Mean weighted by records."""
         return fedavg_aggregate(state, updates)
 
 
-def full_steps(client: int, *, federation: Federation, num_steps: int, round: int) -> Update:
+def full_steps(
+    client: int,
+    *,
+    federation: Federation,
+    plan: ReleasePlan | None,
+    num_steps: int,
+    remaining: Remaining,
+    round: int,
+) -> Steps:
     """Steps of the scratch network as it stands on one client's own records."""
-    settings = federation.settings
     holder = federation.clients[client]
-    pool = Pool(inputs=holder.inputs, labels=holder.labels, num_own=holder.num_records)
-    rng = numpy_stream(settings.seed, round=round, client=client, purpose="full steps")
-    run_steps(federation.model, pool, num_steps=num_steps, batch_size=settings.batch_size, lr=settings.lr, rng=rng)
-    return Update(
-        weights=read_weights(federation.model),
-        num_records=holder.num_records,
-        drawn=num_steps * min(settings.batch_size, holder.num_records),
-        drawn_remote=0,
+    return local_steps(
+        trained_network(federation, plan, client=client, round=round),
+        Pool(inputs=holder.inputs, labels=holder.labels, num_own=holder.num_records, records=holder.records),
+        client=client,
+        federation=federation,
+        num_steps=num_steps,
+        purpose="full steps",
+        remaining=remaining,
+        round=round,
     )

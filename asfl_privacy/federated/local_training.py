@@ -1,0 +1,212 @@
+"""A client's local steps, plain or private, and the update that leaves afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asfl_privacy.federated.correction import record_losses
+from asfl_privacy.federated.federation import Federation
+from asfl_privacy.federated.phases import Charge, Remaining, State, Update
+from asfl_privacy.federated.private_steps import run_private_steps
+from asfl_privacy.federated.private_updates import AddNoise, privatize_update, trained_names
+from asfl_privacy.federated.settings import Privacy
+from asfl_privacy.federated.steps import Pool, run_steps
+from asfl_privacy.federated.streams import noise_source, numpy_stream, torch_stream
+from asfl_privacy.federated.weights import read_weights
+from asfl_privacy.mechanisms import ReleasePlan, insert_noise, make_mechanism
+from asfl_privacy.mechanisms.label_randomiser import transition_matrix
+from asfl_privacy.mechanisms.lattice import LatticeNoise, WordSource, round_scale_up, truncate
+from asfl_privacy.mechanisms.mechanism import scale_for
+
+RESOLUTION = 26
+"""Bits by which the lattice of update noise is finer than its standard deviation."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What local steps leave besides the scratch network.
+
+    Attributes:
+        drawn: Records drawn.
+        drawn_remote: How many of them came from another client.
+        charges: What the ledger must hold before anything computed from the network leaves.
+        remaining: How many more noised steps each record may enter, or None for no limit.
+    """
+
+    drawn: int
+    drawn_remote: int
+    charges: tuple[Charge, ...]
+    remaining: Remaining
+
+
+def local_steps(
+    network: nn.Module,
+    pool: Pool,
+    *,
+    client: int,
+    federation: Federation,
+    num_steps: int,
+    purpose: str,
+    remaining: Remaining,
+    round: int,
+) -> Steps:
+    """Steps of a network on a pool: plain SGD, or DP-SGD where updates are protected by it and the pool holds raw records.
+
+    Args:
+        network: The scratch network or a part of it, changed in place.
+        pool: What mini-batches are drawn from; own rows without `records` are released already and cost nothing more.
+        client: Client number.
+        federation: The federation.
+        num_steps: Number of steps.
+        purpose: Names the stream of mini-batches and noise.
+        remaining: How many more noised steps each record of the data set may enter, or None.
+        round: Round number.
+    """
+    settings, privacy = federation.settings, federation.privacy
+    rng = numpy_stream(settings.seed, round=round, client=client, purpose=purpose)
+    drawn = num_steps * min(settings.batch_size, len(pool.labels))
+    transition = None
+    if pool.noisy is not None and privacy is not None and privacy.label_epsilon is not None:
+        transition = transition_matrix(federation.data.num_classes, epsilon=privacy.label_epsilon).to(federation.device)
+    if privacy is None or privacy.updates != "dp-sgd" or pool.records is None or num_steps == 0:
+        remote = run_steps(
+            network,
+            pool,
+            rng=rng,
+            num_steps=num_steps,
+            batch_size=settings.batch_size,
+            lr=settings.lr,
+            transition=transition,
+        )
+        return Steps(drawn=drawn, drawn_remote=remote, charges=(), remaining=remaining)
+    noise = update_noise(privacy)
+    done = run_private_steps(
+        network,
+        pool,
+        rng=rng,
+        clip=privacy.update_clip,
+        add_noise=noise_adder(noise, _source(federation, client=client, purpose=f"{purpose} noise", round=round)),
+        losses=_row_losses(pool, transition=transition),
+        allowance=None if remaining is None else remaining[pool.records],
+        spacing=noise.spacing,
+        num_steps=num_steps,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+    )
+    num_values = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    if remaining is not None:
+        remaining = remaining.copy()
+        remaining[pool.records] -= done.participations
+    named = np.repeat(pool.records, done.participations)
+    charges = (_update_charge(privacy, noise, records=named, num_values=num_values),) if len(named) else ()
+    return Steps(drawn=drawn, drawn_remote=done.num_remote, charges=charges, remaining=remaining)
+
+
+def finish_update(
+    state: State, client: int, *, federation: Federation, steps: tuple[Steps, ...], remaining: Remaining, round: int
+) -> Update:
+    """The client's update as it leaves: the scratch network's weights, clipped and noised with `dp-fedavg`.
+
+    A client one of whose records has spent its budget sends the weights that it received.
+    """
+    privacy, holder = federation.privacy, federation.clients[client]
+    weights, charges = read_weights(federation.model), tuple(charge for done in steps for charge in done.charges)
+    if privacy is not None and privacy.updates == "dp-fedavg":
+        if remaining is not None and int(remaining[holder.records].min()) < 1:
+            weights = dict(state.weights)
+        else:
+            noise, names = update_noise(privacy), trained_names(federation.model)
+            weights = privatize_update(
+                weights,
+                old_weights=state.weights,
+                parameters=names,
+                clip=privacy.update_clip,
+                add_noise=noise_adder(noise, _source(federation, client=client, purpose="update noise", round=round)),
+                spacing=noise.spacing,
+            )
+            num_values = sum(state.weights[name].numel() for name in names)
+            whole = _update_charge(privacy, noise, records=holder.records, num_values=num_values)
+            charges = (replace(whole, client_multiplier=privacy.update_multiplier),)
+    return Update(
+        weights=weights,
+        num_records=holder.num_records,
+        drawn=sum(done.drawn for done in steps),
+        drawn_remote=sum(done.drawn_remote for done in steps),
+        charges=charges,
+    )
+
+
+def trained_network(federation: Federation, plan: ReleasePlan | None, *, client: int, round: int) -> nn.Module:
+    """The scratch network as local steps train it: with the noise layer in its head where PixelDP's recipe is asked."""
+    if plan is None or federation.privacy is None or not federation.privacy.noisy_training:
+        return federation.model
+    mechanism = make_mechanism(plan.mechanism.family, scale=plan.scale)
+    generator = torch_stream(federation.settings.seed, round=round, client=client, purpose="training noise")
+    head = insert_noise(federation.split.head, mechanism, placement=plan.placement, generator=generator)
+    return nn.Sequential(OrderedDict(head=head, tail=federation.split.tail))
+
+
+def update_noise(privacy: Privacy) -> LatticeNoise:
+    """The Gaussian on the lattice that noised sums of gradients and updates get: σ = z·2C.
+
+    Clipped rows are truncated toward zero onto the lattice, which keeps their norm ≤ C, so 2C needs no inflation.
+    """
+    assert privacy.update_multiplier is not None
+    stddev = scale_for(privacy.update_multiplier, sensitivity=2.0 * privacy.update_clip)
+    spacing = math.ldexp(1.0, math.frexp(stddev)[1] - RESOLUTION)
+    return LatticeNoise(
+        family="gaussian",
+        scale=round_scale_up(stddev),
+        spacing=spacing,
+        sensitivity=2.0 * privacy.update_clip,
+    )
+
+
+def noise_adder(noise: LatticeNoise, source: WordSource) -> AddNoise:
+    """A function that adds the noise to a vector of multiples of its spacing, float64."""
+
+    def add(total: Tensor) -> Tensor:
+        cells = noise.release(truncate(total, spacing=noise.spacing), source)  # on the lattice already: nothing is lost
+        return (torch.from_numpy(cells).double() * noise.spacing).to(total.device)
+
+    return add
+
+
+def _source(federation: Federation, *, client: int, purpose: str, round: int) -> WordSource:
+    assert federation.privacy is not None
+    seed = federation.settings.seed if federation.privacy.reproducible else None
+    return noise_source(seed=seed, client=client, round=round, purpose=purpose)
+
+
+def _row_losses(pool: Pool, *, transition: Tensor | None) -> Callable[[Tensor, Tensor], Tensor] | None:
+    if transition is None or pool.noisy is None:
+        return None
+    noisy = pool.noisy
+
+    def losses(logits: Tensor, rows: Tensor) -> Tensor:
+        return record_losses(logits, pool.labels[rows], transition=transition, noisy=noisy[rows])
+
+    return losses
+
+
+def _update_charge(privacy: Privacy, noise: LatticeNoise, *, records: NDArray[np.int64], num_values: int) -> Charge:
+    assert privacy.update_multiplier is not None
+    return Charge(
+        channel="updates",
+        mechanism="gaussian",
+        noise_multiplier=privacy.update_multiplier,
+        whole_record_multiplier=privacy.update_multiplier,
+        records=records,
+        once=False,
+        sampler=privacy.sampler,
+        epsilon_excess=noise.epsilon_excess(num_values),
+        tail_probability=noise.tail_probability(num_values),
+    )
