@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asfl_privacy.cells import Cell, make_cells
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
 from asfl_privacy.pool import run_on_workers
-from asfl_privacy.reporting import Row, write_atomic
+from asfl_privacy.reporting import Row, read_rows, write_atomic
 from asfl_privacy.run import CONFIG_FILE, ROW_FILE, UNPROTECTED, Run, config_toml, prepare_run
 from asfl_privacy.worker import kept_record, run_folder
 
@@ -21,6 +23,9 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # stands for "no locks here"
+
+if TYPE_CHECKING:
+    from asfl_privacy.reporting.page import PictureSection
 
 
 class SweepStoppedError(Exception):
@@ -173,6 +178,52 @@ def _run_claimed(
 
     write_report(out, rows=ordered, run_info={**run_info, "decided": notes}, statement=statement, warnings=warnings)
     return ordered
+
+
+def check_reported(runs: Sequence[Run], *, out: Path) -> None:
+    """Refuse a folder whose sweep has no report yet, so that none can be made anew from it.
+
+    Raises:
+        ValueError: Rows or provenance that are missing, or not those of all runs.
+    """
+    missing = [name for name in ("rows.csv", "run.json") if not (out / name).is_file()]
+    if missing or len(read_rows(out / "rows.csv")) != len(runs):
+        what = f"{missing[0]} is missing" if missing else "rows.csv does not hold all its runs"
+        raise ValueError(f"{out} holds a sweep without its report ({what}); finish it with sweep --resume first")
+
+
+def rewrite_report(out: Path, config: SweepConfig, runs: Sequence[Run], attack: PictureSection | None) -> None:
+    """Make the report of a finished sweep anew from what its folder holds, with a section on attacks.
+
+    Args:
+        out: The sweep's folder.
+        config: Its grid.
+        runs: From `prepare_sweep`.
+        attack: The section, or None.
+
+    Raises:
+        ValueError: A sweep that has no report yet, that is running, or whose files do not fit each other.
+        OSError: The folder cannot be written.
+
+    Guarantee:
+        Rows and provenance stay as they are. Without a section the report is the one that the sweep wrote.
+    """
+    check_reported(runs, out=out)
+    with _locked(out):
+        info = json.loads((out / "run.json").read_text(encoding="utf-8"))
+        stored = info["config"]  # back in the order of the fields, which run.json does not keep
+        info["config"] = {name: stored[name] for name in (*SweepConfig.model_fields, *stored) if name in stored}
+        statement, warnings = _statement(config, runs, out=out)
+        from asfl_privacy.reporting.report import write_report  # loads the plotting libraries, which workers never need
+
+        write_report(
+            out,
+            rows=read_rows(out / "rows.csv"),
+            run_info=info,
+            statement=statement,
+            warnings=warnings,
+            pictures=() if attack is None else (attack,),
+        )
 
 
 def check_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:

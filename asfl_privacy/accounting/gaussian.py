@@ -52,7 +52,7 @@ def gaussian_delta(epsilon: float, *, noise_multiplier: float) -> float:
         '1.000e-05'
     """
     mu = math.nextafter(1.0 / check_multiplier(noise_multiplier), math.inf)
-    upper = _log_delta_bounds(check_epsilon(epsilon), mu)[1] if math.isfinite(mu) else 0.0
+    upper = log_delta_bounds(check_epsilon(epsilon), mu)[1] if math.isfinite(mu) else 0.0
     return min(1.0, math.nextafter(math.exp(upper) * (1.0 + 4 * _ULP), math.inf))
 
 
@@ -117,8 +117,8 @@ def composed_gaussian_epsilon(mu_squared: Fraction, *, delta: float) -> EpsilonB
     if not math.isfinite(mu_high):
         return EpsilonBracket(low=0.0, high=math.inf, delta=delta)
     target_low, target_high = _outward(math.log(delta))
-    high = _bisect_up(lambda epsilon: _log_delta_bounds(epsilon, mu_high)[1] <= target_low)
-    low = _bisect_up(lambda epsilon: _log_delta_bounds(epsilon, mu_low)[0] <= target_high) if mu_low > 0.0 else 0.0
+    high = _bisect_up(lambda epsilon: log_delta_bounds(epsilon, mu_high)[1] <= target_low)
+    low = _bisect_up(lambda epsilon: log_delta_bounds(epsilon, mu_low)[0] <= target_high) if mu_low > 0.0 else 0.0
     return EpsilonBracket(low=min(low * (1.0 - 4 * _ULP), high), high=high, delta=delta)
 
 
@@ -152,7 +152,7 @@ def gaussian_noise_multiplier(epsilon: float, *, delta: float, num_releases: flo
     target = _outward(math.log(delta))[0]
 
     def holds(mu: float) -> bool:
-        return _log_delta_bounds(epsilon, mu)[1] <= target
+        return log_delta_bounds(epsilon, mu)[1] <= target
 
     fits = 1.0
     while not holds(fits):
@@ -207,7 +207,7 @@ def classic_noise_multiplier(epsilon: float, *, delta: float) -> float:
     return z
 
 
-def _log_delta_bounds(epsilon: float, mu: float) -> tuple[float, float]:
+def log_delta_bounds(epsilon: float, mu: float) -> tuple[float, float]:
     """Lower and upper bounds of log δ(ε); they differ by rounding alone unless δ underflows."""
     ratio = epsilon / mu
     u = ratio - mu / 2.0

@@ -1,7 +1,7 @@
 """Joint ε of Gaussian, Laplace and randomised-response releases, from both sides.
 
 Gaussian releases of all multipliers are one Gaussian with μ² = Σ n/z². The privacy loss of the others is added to it by
-Fourier inversion of the exact characteristic function (see inversion.py): no loss is put on a grid, so any mix of
+Fourier inversion of the exact characteristic function (see fourier.py): no loss is put on a grid, so any mix of
 multipliers, counts and scales costs the same, and the tilt by e^{θL} keeps relative precision at every δ accepted.
 """
 
@@ -16,8 +16,7 @@ import numpy as np
 
 from asfl_privacy.accounting.bracket import EpsilonBracket
 from asfl_privacy.accounting.checks import check_choice, check_delta, check_integer, check_multiplier
-from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
-from asfl_privacy.accounting.inversion import (
+from asfl_privacy.accounting.fourier import (
     Contour,
     best_theta,
     chernoff_gap,
@@ -25,6 +24,7 @@ from asfl_privacy.accounting.inversion import (
     log_delta_upper,
     make_contour,
 )
+from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
 from asfl_privacy.accounting.losses import Losses
 from asfl_privacy.accounting.rationals import fraction_down, fraction_up
 

@@ -15,7 +15,7 @@ from scipy.special import gammaln
 
 from asfl_privacy.accounting.bracket import EpsilonBracket
 from asfl_privacy.accounting.checks import check_delta, check_integer, check_multiplier, check_real
-from asfl_privacy.accounting.gaussian import _log_delta_bounds, composed_gaussian_epsilon
+from asfl_privacy.accounting.gaussian import log_delta_bounds, composed_gaussian_epsilon
 from asfl_privacy.accounting.losses import Floats
 from asfl_privacy.accounting.rationals import sqrt_bounds
 
@@ -87,12 +87,12 @@ def sampled_epsilon(
     log_delta = math.log(delta)
 
     def excess_upper(epsilon: float) -> float:
-        parts = [_log_delta_bounds(epsilon, mu)[1] for mu in most]
+        parts = [log_delta_bounds(epsilon, mu)[1] for mu in most]
         total = float(np.logaddexp.reduce(log_mass + np.minimum(parts, 0.0))) + error
         return float(np.logaddexp(total, math.log(2.0) - _TAIL + log_delta)) - log_delta * (1.0 + 4 * _ULP)
 
     def excess_lower(epsilon: float) -> float:
-        parts = [_log_delta_bounds(epsilon, mu)[0] if mu > 0.0 else -math.inf for mu in least]
+        parts = [log_delta_bounds(epsilon, mu)[0] if mu > 0.0 else -math.inf for mu in least]
         return float(np.logaddexp.reduce(log_mass + np.array(parts))) - error - log_delta * (1.0 - 4 * _ULP)
 
     ceiling = composed_gaussian_epsilon(last / z**2, delta=delta).high

@@ -67,7 +67,7 @@ def run(
         modes: "train" and "eval"; a plain callable has one mode.
         seed: of the test inputs. The noise is the layer's own.
         dtype: of the inputs; None takes that of the layer's parameters, else float32.
-        num_residuals: least number of residual scalars from large batches.
+        num_residuals: least number of residual scalars from large batches, and about each input of the worst pair.
         num_pairs: records sent of the worst pair, more where records are small.
 
     Returns:
@@ -179,9 +179,7 @@ def _outcome(
     """What one part saw."""
     claim = probe.claim
     if name == "likelihood":
-        pair = partial(
-            draw_pair, probe, mode=modes[-1], num_pairs=num_pairs, num_scalars=num_residuals // 2, stream=stream
-        )
+        pair = partial(draw_pair, probe, mode=modes[-1], num_pairs=num_pairs, num_scalars=num_residuals, stream=stream)
         return _likelihood(pair, claim=claim, alpha=alpha, stream=stream)
     if name == "tap":
         return _tap(probe, modes=modes, stream=stream)

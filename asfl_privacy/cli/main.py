@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from asfl_privacy.cli.audit import audit
+from asfl_privacy.cli.attack import attack
 from asfl_privacy.cli.bound import bound
 from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists
@@ -47,6 +48,7 @@ app.command("train")(config_flags(train))
 app.command("calibrate")(calibrate)
 app.command("account")(account)
 app.command("bound")(bound)
+app.command("attack")(attack)
 app.command("audit")(audit)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,9 +98,10 @@ def charge(account: Account, charges: Sequence[Charge], *, num_records: int, rou
             )
     if not events:
         return
+    trial = copy.deepcopy(account.budget)
     for event in events:
-        if account.budget is not None and not account.budget.admit(event["records"], **_cost(event)).all():
-            account.budget.charge(event["records"], **_cost(event))  # says what does not fit; charges nothing
+        if trial is not None:  # refuses what does not fit together before anything is written
+            trial.charge(event["records"], **_cost(event))
     if account.journal is not None:
         account.journal.append_all(account.run_id, events)
     for event in events:

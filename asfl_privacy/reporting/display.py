@@ -1,5 +1,6 @@
 """The table as it is shown: few columns, every figure as text."""
 
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -55,7 +56,7 @@ def display_table(cells: Sequence[Cell]) -> Display:
         "accuracy %",
         *("ε per release", "ε total", "δ", "ε whole record"),
         *("points below ASFL", "points below FedAvg"),
-        *("runs", "sensitivity", "noise sd"),
+        *("MB sent", "runs", "sensitivity", "noise sd"),
     )
     lines = tuple(
         _line(cell, line, columns=columns) for cell, line in zip(cells, frame.to_dict("records"), strict=True)
@@ -108,10 +109,19 @@ def _line(cell: Cell, line: Mapping[Hashable, Value], *, columns: Sequence[str])
         spread(percent("accuracy_mean"), percent("accuracy_sd")),
         *(bound(figure(c)) for c in ("epsilon_release", "epsilon_total", "delta_total", "epsilon_whole_record")),
         *(spread(figure(f"loss_{m}_mean"), figure(f"loss_{m}_sd")) for m in ("asfl", "fedavg")),
+        nearest(_megabytes(cell)),
         f"{good} of {good + failed}, {failed} failed" if failed else str(good),
         bound(figure("sensitivity")),
         nearest(figure("noise_stddev")),
     )
+
+
+def _megabytes(cell: Cell) -> float | None:
+    """Bytes of all channels, 10⁶, mean over the runs; None where a run does not say."""
+    channels = ("bytes_model", "bytes_activations", "bytes_labels")
+    sums = [[_number(run[channel]) for channel in channels] for run in cell.runs]
+    known = [sum(value for value in run if value is not None) for run in sums if any(v is not None for v in run)]
+    return statistics.fmean(known) / 1e6 if known and len(known) == len(sums) else None
 
 
 def _number(value: Value) -> float | None:

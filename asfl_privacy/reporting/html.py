@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from asfl_privacy.reporting.figures import curve_inline_svg
-from asfl_privacy.reporting.page import Page
+from asfl_privacy.reporting.page import Page, PictureSection
 from asfl_privacy.reporting.prose import to_html
 from asfl_privacy.reporting.template import load_template
 
@@ -20,7 +20,26 @@ def html_page(page: Page) -> str:
     """
     return load_template("report.html").render(
         page=page,
+        title=page.title,
+        pictures=page.pictures,
         statement=to_html(page.statement, top=3),
         wide=Markup(curve_inline_svg(page.curve, stacked=False)),
         stacked=Markup(curve_inline_svg(page.curve, stacked=True)),
+    )
+
+
+def html_pictures(section: PictureSection, *, title: str, statement: str, command: str) -> str:
+    """A section alone as one HTML file, with the statement of what it is about.
+
+    Args:
+        section: Picture and table.
+        title: Of the page.
+        statement: What is guaranteed and what is not, in plain Markdown (see `prose.to_html`).
+        command: What made the page.
+
+    Guarantee:
+        As `html_page`.
+    """
+    return load_template("attack.html").render(
+        pictures=[section], title=title, statement=to_html(statement, top=3), command=command
     )

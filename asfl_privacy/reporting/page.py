@@ -13,9 +13,36 @@ from asfl_privacy.reporting.words import cell_name, how_to_read, mechanism_name,
 CAPTION = "Privacy spent and accuracy reached, one line a cell of the grid."
 
 
+@dataclass(frozen=True, kw_only=True)
+class PictureSection:
+    """A picture with the table that belongs to it; plain text but for `svg`, which goes into an HTML page as it is.
+
+    Attributes:
+        title: Heading.
+        sentences: What it shows, and what it does not, one paragraph each.
+        breaches: What refutes a promise of the report, one line each.
+        caption: Of the table.
+        headings: Of the table's columns.
+        lines: Of the table, the first cell naming the line.
+        svg: The picture as an svg element that loads nothing, or None.
+        figure: The same as a file, its address relative to the report, or None.
+        alt: The picture in words.
+    """
+
+    title: str
+    sentences: tuple[str, ...]
+    breaches: tuple[str, ...] = ()
+    caption: str
+    headings: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    svg: str | None
+    figure: str | None
+    alt: str
+
+
 @dataclass(frozen=True)
 class Page:
-    """Plain text throughout: whoever writes it out escapes it."""
+    """Plain text throughout, but for the drawings of `pictures`: whoever writes it out escapes it."""
 
     title: str
     command: str
@@ -32,9 +59,17 @@ class Page:
     statement: str
     failed: tuple[tuple[str, str], ...]
     failed_of: str
+    pictures: tuple[PictureSection, ...]
 
 
-def build_page(rows: Sequence[Row], *, info: Mapping[str, Plain], statement: str, warnings: Sequence[str]) -> Page:
+def build_page(
+    rows: Sequence[Row],
+    *,
+    info: Mapping[str, Plain],
+    statement: str,
+    warnings: Sequence[str],
+    pictures: Sequence[PictureSection] = (),
+) -> Page:
     """Gather everything a report says.
 
     Args:
@@ -42,6 +77,7 @@ def build_page(rows: Sequence[Row], *, info: Mapping[str, Plain], statement: str
         info: From `plain_run_info`; a "title", if there is one, replaces the built title.
         statement: What is guaranteed, to whom and what is not covered, in plain Markdown.
         warnings: One sentence each.
+        pictures: Sections with a picture, after the results.
 
     Raises:
         ValueError: No rows, or a blank statement.
@@ -64,7 +100,7 @@ def build_page(rows: Sequence[Row], *, info: Mapping[str, Plain], statement: str
             *flatten(more),
         ),
         config=tuple(flatten(config)) if isinstance(config, dict) else (),
-        versions=tuple(flatten(versions)) if isinstance(versions, dict) else (),
+        versions=tuple(sorted(flatten(versions))) if isinstance(versions, dict) else (),
         warnings=tuple(warnings),
         caption=CAPTION,
         order=ORDER,
@@ -75,6 +111,7 @@ def build_page(rows: Sequence[Row], *, info: Mapping[str, Plain], statement: str
         statement=statement,
         failed=tuple(failed),
         failed_of=f"{len(failed)} of {len(rows)} runs failed" if failed else "",
+        pictures=tuple(pictures),
     )
 
 

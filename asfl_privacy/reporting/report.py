@@ -8,7 +8,7 @@ from asfl_privacy.reporting.figures import curve_png, curve_svg
 from asfl_privacy.reporting.html import html_page
 from asfl_privacy.reporting.latex import latex_table
 from asfl_privacy.reporting.markdown import markdown_page
-from asfl_privacy.reporting.page import build_page
+from asfl_privacy.reporting.page import PictureSection, build_page
 from asfl_privacy.reporting.rows import complete_row, write_rows
 from asfl_privacy.reporting.run_info import plain_run_info, to_json
 
@@ -20,6 +20,7 @@ def write_report(
     run_info: Mapping[str, object],
     statement: str,
     warnings: Sequence[str],
+    pictures: Sequence[PictureSection] = (),
 ) -> None:
     """Write rows.csv, report.md, report.html, table.tex, figures/privacy_utility.svg and .png, and run.json.
 
@@ -30,6 +31,7 @@ def write_report(
             title; anything else is shown as provenance.
         statement: What is guaranteed and what is not, in plain Markdown (see `prose.to_html`).
         warnings: One sentence each, shown above the table.
+        pictures: Sections with a picture, shown after the results; the files that they name lie there already.
 
     Raises:
         ValueError: No rows, a row that `complete_row` refuses, two runs of one cell and seed, a blank statement, an
@@ -58,7 +60,7 @@ def write_report(
     """
     runs = [complete_row(row) for row in rows]
     info = plain_run_info(run_info)
-    page = build_page(runs, info=info, statement=statement, warnings=warnings)
+    page = build_page(runs, info=info, statement=statement, warnings=warnings, pictures=pictures)
     contents: dict[str, str | bytes] = {
         "run.json": to_json(info),
         "table.tex": latex_table(page.table, caption=f"{page.title}. {page.order}"),

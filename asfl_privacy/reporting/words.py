@@ -97,6 +97,7 @@ def how_to_read(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     entries = [
         ("Runs", "Each line is one cell of the grid: runs that differ in nothing but the seed. Accuracy is in per "
          "cent, mean ± standard deviation over seeds (n − 1). Failed runs are counted and enter no mean."),
+        ("MB sent", "Weights down and up, activations and labels over the whole run, in millions of bytes."),
         ("Points below", "Percentage points of accuracy lost against the unnoised ASFL line, and against FedAvg, of "
          "the same settings, paired by seed: mean ± standard deviation. Below zero means better than that line."),
     ]  # fmt: skip

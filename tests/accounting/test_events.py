@@ -33,6 +33,7 @@ def test_randomised_response_has_its_multiplier_at_every_distance(distance, radi
     """Catches: dividing ε of the labels by the distance, or calling it unknown for any two records."""
     event = make_event(**{**FIXED, "radius": radius}, **LABELS)
     assert multiplier_at(event, distance) == Fraction(1, 2)
+    assert multiplier_at(EventClass(**LABELS, round=0), distance) == Fraction(1, 2)
 
 
 def test_noise_weakens_with_distance_down_to_the_whole_record():

@@ -520,3 +520,14 @@ def test_a_thousand_rounds_of_many_records_are_counted_exactly(tmp_path):
     ledger.save(tmp_path / "ledger.json")
     assert (tmp_path / "ledger.json").stat().st_size < 1_999_500
     assert Ledger.load(tmp_path / "ledger.json") == ledger
+
+
+def test_more_multipliers_than_are_told_apart_round_outward():
+    """400 Laplace multipliers of one record among many ids. Catches: merging them at the weaker end."""
+    ledger = Ledger(p=1, radius=0.1)
+    for number in range(400):
+        ledger.record(**LAPLACE, noise_multiplier=20.0 + number, round=number, records=[70_000, number % 3])
+    losses = [LossEvent(mechanism="laplace", noise_multiplier=20.0 + number, count=1) for number in range(400)]
+    exact, found = compose(losses, delta=1e-5), ledger.epsilon(delta=1e-5)
+    assert exact.low <= found.high <= exact.high * 1.05
+    assert exact.low * 0.95 <= found.low <= exact.high

@@ -56,6 +56,22 @@ def test_flat_activations_and_flat_records_are_decoded_too(digits):
     assert float(rebuilt.max()) <= 1.0
 
 
+def test_a_decoder_that_only_gets_worse_stays_the_mean_record():
+    # Catches: keeping the last step, or the best without step 0.
+    records = torch.rand(50, 4, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    decoder = train_decoder(
+        lambda x: torch.randn(x.shape, generator=generator),
+        records,
+        input_box=BOX,
+        steps=20,
+        learning_rate=3.0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    rebuilt = reconstruct(decoder, torch.randn(6, 4, generator=generator))
+    assert torch.equal(rebuilt, rebuilt[:1].expand(6, 4))
+
+
 def test_a_seed_reproduces_and_global_state_stays(conv_head, digits):
     auxiliary = digits.train_inputs[:100]
     before = torch.get_rng_state()

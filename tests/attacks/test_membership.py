@@ -5,7 +5,7 @@ import math
 import mpmath
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 
 from asfl_privacy.accounting.gaussian import gaussian_noise_multiplier
 from asfl_privacy.attacks import RecipientView, farthest_neighbours, guess_membership, membership_bound
@@ -69,6 +69,30 @@ def test_one_dimensional_laplace_noise_reaches_the_pure_bound_within_its_theory(
         made = guess(torch.tensor([1.0]), "laplace", 1.0 / epsilon)
         assert made.low <= 1.0 - math.exp(-epsilon / 2.0) <= made.high
         assert made.low <= membership_bound(epsilon, delta=0.0)
+
+
+def test_laplace_rows_are_judged_by_absolute_distance():
+    # One coordinate far off speaks at most for its own difference under Laplace noise, and drowns all under Gaussian.
+    row, first, second = torch.tensor([[-9.0, 0.9, 0.9]]), torch.zeros(1, 3), torch.ones(1, 3)
+    made = {
+        mechanism: guess_membership(
+            row, second, expected_first=first, expected_second=second, mechanism=mechanism
+        ).advantage
+        for mechanism in ("gaussian", "laplace")
+    }
+    assert made == {"gaussian": 1.0, "laplace": 0.0}
+
+
+def test_the_interval_takes_both_rates_at_their_worst():
+    # 80 of 100 right and 30 of 100 wrong; second method: scipy's exact binomial test, each at half the error.
+    first, second = torch.zeros(1, 1), torch.ones(1, 1)
+    right = (torch.arange(100) >= 80).float().unsqueeze(1)
+    wrong = (torch.arange(100) >= 30).float().unsqueeze(1)
+    made = guess_membership(right, wrong, expected_first=first, expected_second=second, confidence=0.9)
+    ends = [binomtest(hits, 100).proportion_ci(0.95, method="exact") for hits in (80, 30)]
+    assert made.advantage == 0.5
+    assert made.low == pytest.approx(ends[0].low - ends[1].high, rel=1e-6)
+    assert made.high == pytest.approx(ends[0].high - ends[1].low, rel=1e-6)
 
 
 def test_randomised_rows_that_reach_the_bound_are_measured_at_it():

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from federations import gaussian, make_federation
+from federations import gaussian, make_federation, make_tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asfl_privacy.accounting import Ledger, gaussian_epsilon
+from asfl_privacy.accounting.budget import RecordBudget
 from asfl_privacy.execution import RunStoppedError, run_serially
 from asfl_privacy.federated import METHODS
 
@@ -188,3 +189,117 @@ def test_any_sizes_run_to_the_end(digits, cohort, tail_steps, full_steps, batch)
     result = run(federation)
     assert 0.0 <= result.evaluations[-1].accuracy <= 1.0
     assert 0.0 <= result.remote_fraction <= 1.0
+
+
+EVERY_CHANNEL = {"label_epsilon": 1.0, "updates": "dp-fedavg", "update_multiplier": 4.0}
+
+
+@pytest.mark.parametrize("changes", [{}, {"noise": "once"}, {"own": "released", "placement": "exchange"}])
+def test_a_seeded_run_repeats_bit_for_bit_and_one_with_the_systems_noise_does_not(digits, changes):
+    """Catches: one channel whose noise ignores the seed, or whose noise keeps to it when it must not."""
+    runs = {
+        reproducible: [
+            run(make_tiny(digits, privacy=gaussian(**EVERY_CHANNEL, **changes, reproducible=reproducible)))
+            for _ in range(2)
+        ]
+        for reproducible in (True, False)
+    }
+    first, again = runs[True]
+    assert same_weights(first, again)
+    assert first.ledger == again.ledger
+    assert first.ledger.samplers == ("seeded",)
+    one, two = runs[False]
+    assert not any(torch.equal(value, two.state.weights[name]) for name, value in one.state.weights.items())
+    assert one.ledger.samplers == ("lattice",)
+    assert one.ledger.channels == ("activations", "labels", "updates")
+    # what is counted depends on no noise
+    totals = [result.ledger.epsilon(delta=1e-3).high for result in (first, one, two)]
+    assert totals == [totals[0]] * 3
+
+
+def by_channel(ledger, channel, num_records=48):
+    counts = np.zeros(num_records, dtype=int)
+    for event in ledger.event_classes:
+        if event.channel == channel:
+            records, released = ledger.releases_of(event)
+            counts[records] += released
+    return counts
+
+
+def room_for(*, releases=0, z=2.0, steps=0, update_z=4.0):
+    """A budget for so many releases and noised steps, whatever their sampler's error."""
+    square = (releases / z**2 + steps / update_z**2) * (1 + 2**-48)
+    return RecordBudget(gaussian_budget=square, excess_budget=1e-6, tail_budget=1e-12)
+
+
+def test_records_past_their_budget_are_not_released_and_training_goes_on(digits):
+    """All records are shared each round, and two releases fit. Catches: a budget per round, a run that stops or skips."""
+    privacy = gaussian(budget=room_for(releases=2))
+    free, held = (
+        run(make_tiny(digits, privacy=p, batch_size=24, rounds=5)) for p in (gaussian(), privacy)
+    )
+    assert by_channel(free.ledger, "activations").tolist() == [5] * 48
+    assert by_channel(held.ledger, "activations").tolist() == [2] * 48
+    assert {event.round for event in held.ledger.event_classes} == {0, 1}
+    assert held.held_back == 48
+    assert free.held_back == 0
+    assert held.ledger.epsilon(delta=1e-5).high <= privacy.budget.total(delta=1e-5)
+    assert len(held.evaluations) == 5
+    assert held.traffic.labels == 2 * 48
+    assert 0.0 < held.remote_fraction < free.remote_fraction
+
+
+def test_a_filter_is_individual(digits):
+    """One release fits: whoever was shared is out, and the others follow. Catches: one count for all records."""
+    federation = make_tiny(digits, privacy=gaussian(budget=room_for(releases=1)), rounds=2)
+    result = run(federation)
+    assert by_channel(result.ledger, "activations").max() == 1
+    assert result.ledger.counts.releases == 2 * 2 * 8  # other records in the second round, as many
+    assert result.held_back == 2 * 2 * 8
+
+
+def test_records_that_were_never_refused_are_not_called_held_back(digits):
+    """Two releases fit and two rounds ran: all was used, none was missed. Catches: spent taken for held back, by which
+    a statement says of every record that it "was not used" any more."""
+    result = run(make_tiny(digits, privacy=gaussian(budget=room_for(releases=2)), batch_size=24, rounds=2))
+    assert by_channel(result.ledger, "activations").tolist() == [2] * 48
+    assert result.held_back == 0
+
+
+def test_noised_steps_leave_out_records_past_their_budget(digits):
+    """Three steps fit. Catches: steps beyond the filter, a filter per phase or per round, updates that it does not see."""
+    privacy = gaussian(
+        noise="once",
+        updates="dp-sgd",
+        update_multiplier=4.0,
+        budget=room_for(releases=1, steps=3),
+    )
+    result = run(make_tiny(digits, privacy=privacy, batch_size=24, rounds=3, full_steps=2, tail_steps=2))
+    steps = by_channel(result.ledger, "updates")
+    assert by_channel(result.ledger, "activations").tolist() == [1] * 48
+    assert steps.tolist() == [3] * 48
+    assert result.held_back == 48
+    assert result.ledger.epsilon(delta=1e-5).high <= privacy.budget.total(delta=1e-5)
+    assert len(result.evaluations) == 3
+    # the kept noise of a record is charged already, so its activation is sent in all three rounds
+    assert result.traffic.labels == 3 * 48
+
+
+def test_a_client_that_delivers_nothing_but_trains_on_its_own_release_is_charged(digits):
+    """Its tail, and so its update, is computed from that release. Catches: charging what is delivered alone."""
+    alone = run(make_tiny(digits, cohort=1, rounds=1, privacy=gaussian(own="released", label_epsilon=1.0)))
+    assert by_channel(alone.ledger, "activations").sum() == 8
+    assert by_channel(alone.ledger, "labels").sum() == 8
+    assert alone.traffic.activations == 0
+    clean = run(make_tiny(digits, cohort=1, rounds=1, privacy=gaussian(label_epsilon=1.0)))
+    assert clean.ledger.counts.releases == 0
+
+
+def test_a_label_is_charged_in_the_round_in_which_its_answer_first_leaves(digits):
+    """Catches: a charge where the label is drawn though nothing was delivered, and none when it leaves later."""
+    result = run(make_tiny(digits, batch_size=24, cohort=1, clients=2, rounds=1, privacy=gaussian(label_epsilon=1.0)))
+    assert result.ledger.counts.releases == 0
+    more = run(make_tiny(digits, batch_size=24, rounds=3, privacy=gaussian(label_epsilon=1.0)))
+    assert by_channel(more.ledger, "labels").tolist() == [1] * 48
+    assert by_channel(more.ledger, "activations").tolist() == [3] * 48
+    assert more.ledger.epsilon(delta=0.0, channel="labels").high == pytest.approx(1.0, rel=1e-9)

@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from asfl_privacy.accounting.inversion import (
+from asfl_privacy.accounting.fourier import (
     best_theta,
     chernoff_gap,
     log_delta_lower,
