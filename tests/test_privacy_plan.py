@@ -136,6 +136,12 @@ def test_planned_steps_are_all_that_read_unreleased_data(few, own, method, plann
     assert privacy_of(few, method, updates="dp-sgd", own=own).planned_steps == planned
 
 
+def test_a_filter_plans_without_a_tail_round_too(few):
+    """A full step takes 8 of 24 records, two rounds: 2/3 in the mean, so 1. Catches: a division by no shared records."""
+    privacy = privacy_of(few, filter="individual", updates="dp-sgd", tail_steps="0")
+    assert (privacy.planned_releases, privacy.planned_steps) == (None, 1)
+
+
 def test_a_filter_plans_for_half_more_than_the_mean(few):
     """By hand: 8 of 24 records a round are shared, 6 rounds: 2 releases in the mean, so 3. A full step takes 8 of 24;
     a tail step 8 of 16, of which 8 are own rows: 1/3 · 1/2. So 2 · (1/3 + 1/6) = 1 a round, 6 in a run, 9 planned."""

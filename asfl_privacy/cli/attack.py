@@ -43,7 +43,11 @@ def attack(
 
     asfl-privacy attack runs/asfl-gaussian-eps4-… --records 24 --quick
     """
-    from asfl_privacy.reporting.attack_section import Attacked, attack_section, draw_pictures  # loads plotting libraries
+    from asfl_privacy.reporting.attack_section import (  # loads plotting libraries
+        Attacked,
+        attack_section,
+        draw_pictures,
+    )
     from asfl_privacy.reporting.html import html_pictures
 
     torch.set_num_threads(1)
@@ -70,7 +74,9 @@ def attack(
     contents |= {f"figures/{name}": file for name, file in draw_pictures(shown, value_range=box).items()}
     if sweep is None:
         stored = run / STATEMENT_FILE
-        statement = stored.read_text(encoding="utf-8") if stored.is_file() else f"**Nothing is promised.** {UNPROTECTED}"
+        statement = (
+            stored.read_text(encoding="utf-8") if stored.is_file() else f"**Nothing is promised.** {UNPROTECTED}"
+        )
         command = shlex.join(["asfl-privacy", *sys.argv[1:]])
         contents["report.html"] = html_pictures(
             section, title=f"Attack on {attacks[0].cell.label}", statement=statement, command=command
@@ -87,7 +93,7 @@ def attack(
         page = run / "report.html" if sweep is not None else run / FOLDER / "report.html"
         print(f"\n{section.sentences[-1]}\npicture and table: {page}")  # noqa: T201
     for line in breaches:
-        print(f"BREACH: {line}", file=sys.stderr if as_json else sys.stdout)  # noqa: T201
+        print(f"BREACH: {line}", file=sys.stderr if as_json else sys.stdout)
     return 1 if breaches else 0
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from asfl_privacy.cli.audit import audit
 from asfl_privacy.cli.attack import attack
+from asfl_privacy.cli.audit import audit
 from asfl_privacy.cli.bound import bound
 from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists

@@ -101,7 +101,9 @@ def attack_section(
     if not attacked:
         raise ValueError("attacked is empty: a section shows at least one run; leave the section out")
     if any(not np.array_equal(one.originals, attacked[0].originals) for one in attacked):
-        raise ValueError("the runs were attacked on different records: one picture shows the same; use one seed for all")
+        raise ValueError(
+            "the runs were attacked on different records: one picture shows the same; use one seed for all"
+        )
     first = attacked[0].row
     drawable = _is_drawable(attacked)
     rows = picture_rows(attacked)

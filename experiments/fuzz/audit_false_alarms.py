@@ -110,7 +110,7 @@ def main() -> int:
         flush=True,
     )
     missed = 0
-    for mutant in MUTANTS:
+    for mutant in MUTANTS if options.mutant_runs else ():
         flagged, seen_by, as_stated = 0, Counter[str](), 0
         for run in range(options.mutant_runs):
             layer = mutant.make()

@@ -531,3 +531,13 @@ def test_more_multipliers_than_are_told_apart_round_outward():
     exact, found = compose(losses, delta=1e-5), ledger.epsilon(delta=1e-5)
     assert exact.low <= found.high <= exact.high * 1.05
     assert exact.low * 0.95 <= found.low <= exact.high
+
+
+def test_hundreds_of_calls_for_one_class_all_count():
+    """Catches: keeping the last columns only when many are added up."""
+    ledger = Ledger(p=2, radius=0.1)
+    for number in range(200):
+        ledger.record(**GAUSSIAN, noise_multiplier=3.0, round=0, records=[number % 5, 7])
+    assert ledger.counts.releases == 400
+    assert ledger.counts.max_releases_per_record == 200
+    assert ledger.releases_of(ledger.event_classes[0])[1].tolist() == [40, 40, 40, 40, 40, 200]

@@ -235,9 +235,7 @@ def room_for(*, releases=0, z=2.0, steps=0, update_z=4.0):
 def test_records_past_their_budget_are_not_released_and_training_goes_on(digits):
     """All records are shared each round, and two releases fit. Catches: a budget per round, a run that stops or skips."""
     privacy = gaussian(budget=room_for(releases=2))
-    free, held = (
-        run(make_tiny(digits, privacy=p, batch_size=24, rounds=5)) for p in (gaussian(), privacy)
-    )
+    free, held = (run(make_tiny(digits, privacy=p, batch_size=24, rounds=5)) for p in (gaussian(), privacy))
     assert by_channel(free.ledger, "activations").tolist() == [5] * 48
     assert by_channel(held.ledger, "activations").tolist() == [2] * 48
     assert {event.round for event in held.ledger.event_classes} == {0, 1}

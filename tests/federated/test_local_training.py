@@ -76,7 +76,14 @@ def test_the_noise_of_updates_is_that_of_twice_the_clip():
 def test_a_private_step_is_the_clean_one_plus_lr_sigma_over_the_batch(digits, monkeypatch):
     """σ = z·2C = 3 on the sum, so lr·3/8 on every weight. Catches: C for 2C, noise on the mean, a layer left out."""
     federation = make_federation(
-        digits, clients=2, cohort=2, partition="iid", batch_size=8, tail_steps=0, full_steps=1, privacy=gaussian(**DP_SGD)
+        digits,
+        clients=2,
+        cohort=2,
+        partition="iid",
+        batch_size=8,
+        tail_steps=0,
+        full_steps=1,
+        privacy=gaussian(**DP_SGD),
     )
     names = trained_names(federation.model)
     noised, _ = train(federation, "fedavg")
@@ -297,9 +304,7 @@ def test_collected_activations_hold_what_training_needs(digits):
     federation = make_tiny(digits, privacy=gaussian(**DP_SGD))
     state = State(weights=federation.initial_weights)
     plan = plan_sharing(state, federation=federation)
-    own, partner = (
-        collect_activations(state, client, federation=federation, plan=plan, round=0) for client in (0, 1)
-    )
+    own, partner = (collect_activations(state, client, federation=federation, plan=plan, round=0) for client in (0, 1))
     pool = tail_pool(own.own, partner.payload)
     assert np.array_equal(pool.records, own.payload.records)
     assert len(pool.records) == pool.num_own == len(pool.labels) // 2

@@ -53,6 +53,15 @@ def test_sums_of_neighbours_differ_by_at_most_twice_the_clip_exactly(n, d, clip,
     assert sum(d * d for d in difference) <= 4 * Fraction(clip) ** 2
 
 
+def test_no_rounding_lifts_a_row_over_the_clip():
+    """Catches min(1, C/norm) without room for rounding: in one dimension x·(C/x) is often the float after C."""
+    generator = torch.Generator().manual_seed(0)
+    for size, clip in torch.rand(300, 2, generator=generator, dtype=torch.float64).add(0.5).tolist():
+        for width in (1, 3):
+            row = torch.full((1, width), 10.0 * size, dtype=torch.float64)
+            assert square_norm(noised_sum(row, clip=clip, add_noise=no_noise)) <= Fraction(clip) ** 2
+
+
 def test_opposite_rows_reach_twice_the_clip():
     """Shows that C alone would be too small a sensitivity: the mutation z = σ/C."""
     row = torch.tensor([[30.0, -40.0, 0.0]])

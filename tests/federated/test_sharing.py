@@ -24,9 +24,7 @@ from asfl_privacy.mechanisms.lattice import encode, truncate
 def collect(federation, client=0, round=0, state=None, remaining=None):
     state = state or State(weights=federation.initial_weights)
     plan = plan_sharing(state, federation=federation)
-    collected = collect_activations(
-        state, client, federation=federation, plan=plan, remaining=remaining, round=round
-    )
+    collected = collect_activations(state, client, federation=federation, plan=plan, remaining=remaining, round=round)
     return collected, plan
 
 
@@ -304,3 +302,12 @@ def test_the_bytes_of_a_payload_are_those_of_its_code(digits):
     for privacy in (None, gaussian()):
         payload = collect(make_tiny(digits, privacy=privacy))[0].payload
         assert payload.num_bytes == 8 * 8 * 4
+
+
+def test_a_private_run_never_sends_clean_activations(digits):
+    """Catches: privacy of the updates alone beside a method that shares: activations would leave as they are, uncharged."""
+    updates_alone = {"placement": "updates", "updates": "dp-fedavg", "update_multiplier": 4.0}
+    federation = make_tiny(digits, privacy=gaussian(**updates_alone))
+    with pytest.raises(ValueError, match="activations") as caught:
+        collect(federation)
+    assert "\n" not in str(caught.value)

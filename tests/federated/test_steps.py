@@ -1,5 +1,7 @@
 """Local steps against a loop written out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,34 @@ def test_accuracy_and_loss_are_means_over_all_records_whatever_the_batch():
     logits = net(pool.inputs)
     assert accuracy == int((logits.argmax(1) == pool.labels).sum()) / 40
     assert loss == pytest.approx(F.cross_entropy(logits, pool.labels).item(), rel=1e-6)
+
+
+def test_noisy_rows_are_corrected_and_clean_ones_are_not():
+    """Catches: the correction on every row, on none, or on the rows of another batch."""
+    T = torch.tensor([[0.75, 0.25], [0.125, 0.875]], dtype=torch.float64)
+    noisy = torch.arange(40) >= 30
+    pool = replace(make_pool(num_own=30), noisy=noisy)
+    net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
+    twin.load_state_dict(net.state_dict())
+    run_steps(net, pool, num_steps=4, batch_size=8, lr=0.3, rng=np.random.default_rng(1), transition=T)
+    rng, seen = np.random.default_rng(1), 0
+    for _ in range(4):
+        batch = rng.choice(40, size=8, replace=False)
+        seen += int(noisy[batch].sum())
+        loss = torch.zeros((), dtype=torch.float64)
+        for row in batch:
+            p, y = F.softmax(twin(pool.inputs[row]).double(), dim=0), int(pool.labels[row])
+            loss = loss - torch.log(T[0, y] * p[0] + T[1, y] * p[1] if noisy[row] else p[y]) / 8
+        gradients = torch.autograd.grad(loss, list(twin.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
+                parameter -= 0.3 * gradient
+    assert 0 < seen < 32
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_noisy_labels_without_their_transition_are_refused():
+    """Catches: training on randomised labels as if they were true."""
+    pool = replace(make_pool(), noisy=torch.ones(40, dtype=torch.bool))
+    with pytest.raises(ValueError, match="without a transition"):
+        run_steps(nn.Linear(3, 2), pool, num_steps=1, batch_size=8, lr=0.3, rng=np.random.default_rng(1))

@@ -69,9 +69,7 @@ TRUNCATION, SCALE_BITS = Fraction(1, 2**10), Fraction(1, 2**9)
 
 def check_scale(plan, *, noise_multiplier):
     """z·Δ ≤ z·Δ_lattice ≤ scale, in exact arithmetic, and no more noise than truncation and scale bits explain."""
-    z, moved, on_lattice = (
-        Fraction(x) for x in (noise_multiplier, plan.sensitivity.value, plan.lattice.sensitivity)
-    )
+    z, moved, on_lattice = (Fraction(x) for x in (noise_multiplier, plan.sensitivity.value, plan.lattice.sensitivity))
     ulps = 1 + Fraction(1, 2**45)
     assert moved <= on_lattice <= moved * (1 + TRUNCATION) * ulps
     assert z * on_lattice <= Fraction(plan.scale) <= z * on_lattice * (1 + SCALE_BITS) * ulps
@@ -344,7 +342,7 @@ def test_what_the_ledger_counts_is_what_ran(mechanism, placement, radius, clip):
         pure = mechanism == "laplace"
         z = plan.whole_record_multiplier
         ideal = 3 / z if pure else gaussian_epsilon(delta, noise_multiplier=z / math.sqrt(3))
-        assert 4.0 < anywhere
+        assert anywhere > 4.0
         assert (anywhere < math.inf) == (ideal < largest)
         if mechanism == "laplace" and placement == "input":  # 64 against √64·0.1, so 80 times as much
             # but for the scale, up to 2^-10 + 2^-9 above z·√64·0.1, and truncation of 64 numbers by g ≤ 2^-10·Δ/64

@@ -99,7 +99,7 @@ def test_the_table_says_what_its_cells_are(report, grid):
     page = Page((report / "report.html").read_text())
     table = (report / "report.html").read_text().split('<table class="results">')[1].split("</table>")[0]
     assert table.count("<caption") == 1
-    assert table.count('scope="col"') == 11
+    assert table.count('scope="col"') == 12
     assert table.count('scope="row"') == 8
     assert ("html", {"lang": "en"}) in page.tags
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
@@ -114,7 +114,7 @@ def test_the_markdown_has_whole_tables_and_no_live_tag(report):
     )
     lines = [line for line in text.split("## Failed runs")[0].splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 8
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {12}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {13}
     assert "loss is NaN in &lt;b&gt;round&lt;/b&gt; 3 \\| 50% of a\\_b &amp; c" in text
     assert "1 of 14 runs failed" not in text
     assert "1 of 16 runs failed" in text
@@ -141,7 +141,7 @@ def test_a_grid_whose_runs_all_failed_is_reported(tmp_path, gaussian):
     text = (tmp_path / "report.md").read_text()
     assert "2 of 2 runs failed" in text
     assert "no finished run with noise" in text
-    assert "| ASFL, Gaussian | 4 | 1e-5 | — | — | — | — | — | — | — | 0 of 2, 2 failed | — | — |" in text
+    assert "| ASFL, Gaussian | 4 | 1e-5 | — | — | — | — | — | — | — | — | 0 of 2, 2 failed | — | — |" in text
 
 
 @pytest.mark.parametrize(
