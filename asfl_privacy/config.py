@@ -65,7 +65,9 @@ class SweepConfig(BaseModel):
     planned_releases: int | None = _one(None, "Releases of a record that a total with --filter plans for.", "N")
     planned_steps: int | None = _one(None, "DP-SGD steps of a record that a total with --filter plans for.", "N")
     calibration: Literal["analytic", "paper"] = _one("analytic", "Proven noise, or PixelDP's.", "analytic|paper")
-    reproducible: Literal["yes", "no"] = _one("yes", "Noise from the seed (no guarantee), or from the system.", "yes|no")
+    reproducible: Literal["yes", "no"] = _one(
+        "yes", "Noise from the seed (no guarantee), or from the system.", "yes|no"
+    )
     exchange_layer: Grid[str] = _grid(["auto"], "Block after which activations leave.", "auto|NAME")
     partition: str = _one("dirichlet:0.1", "How records are spread over clients.", "iid|dirichlet:A|shards:K")
     clients: int = _one(20, "Number of clients.", "N")
@@ -239,6 +241,12 @@ class SweepConfig(BaseModel):
             )
 
     def _channels_agree(self) -> None:
+        shares_nothing = self.tail_steps == 0 and self.updates == "none" and set(self.mech) != {"none"}
+        if shares_nothing and (self.epsilon or self.total_epsilon):
+            raise ValueError(
+                "tail_steps 0 shares no activations, so a budget has nothing to protect; give tail_steps 1 or more, or "
+                "updates dp-sgd"
+            )
         if self.updates != "none" and (self.epsilon or not self.total_epsilon):
             raise ValueError(
                 f"updates {self.updates} needs a budget for all channels together; give total_epsilon, e.g. 8, and no epsilon"

@@ -75,9 +75,7 @@ def _run_batches(
     while batches:
         batch, processes = batches.pop()
         left = list(batch)
-        for index, row in _run_batch(
-            config, runs, batch, packed=packed, out=out, processes=processes, journal=journal
-        ):
+        for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes, journal=journal):
             left.remove(index)
             yield index, row
         if not left:
@@ -114,7 +112,9 @@ def _run_batch(
             with _children_ignore_interrupts():
                 for index in batch:
                     try:
-                        future = pool.submit(run_cell, config, runs[index], run_folder(out, index, runs[index]), journal)
+                        future = pool.submit(
+                            run_cell, config, runs[index], run_folder(out, index, runs[index]), journal
+                        )
                     except BrokenProcessPool:  # a process has died already
                         break
                     futures[future] = index

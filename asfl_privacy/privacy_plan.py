@@ -21,6 +21,9 @@ from asfl_privacy.mechanisms.label_randomiser import response_multiplier
 SPARE = 1.5
 """A total with a filter is planned for this many times the mean number of releases, unless a number is given."""
 
+ERROR_ROOM = 2.0**10
+"""Room in a filter's budget for the sampler's error of later heads, whose tables differ from those of the first."""
+
 
 def plan_privacy(config: SweepConfig, target: Target, *, federation: Federation) -> Privacy:
     """Find the noise multipliers with which a run keeps its promise; the head must hold the initial weights, evaluating.
@@ -139,9 +142,7 @@ def _planned(
     return tuple(planned)
 
 
-def _for_a_total(
-    target: Target, planned: tuple[PlannedReleases, ...], *, draft: Privacy, has_filter: bool
-) -> Privacy:
+def _for_a_total(target: Target, planned: tuple[PlannedReleases, ...], *, draft: Privacy, has_filter: bool) -> Privacy:
     """Noise with which the planned releases are together within the total."""
     assert target.total_epsilon is not None
     found = calibrate_run(planned, total_epsilon=target.total_epsilon, delta=target.delta)
@@ -178,8 +179,8 @@ def _budget(planned: tuple[PlannedReleases, ...], multipliers: dict[str, float])
             sums["gaussian"] += count / z**2
         else:
             sums["pure"] += count / z
-        sums["excess"] += count * plan.epsilon_excess
-        sums["tail"] += count * plan.tail_probability
+        sums["excess"] += count * plan.epsilon_excess * ERROR_ROOM
+        sums["tail"] += count * plan.tail_probability * ERROR_ROOM
     upward = 1.0 + 2.0**-48  # the last planned release must fit in spite of rounding; the total counts this budget
     return RecordBudget(**{f"{name}_budget": value * upward for name, value in sums.items()})
 
@@ -207,7 +208,7 @@ def _step_rate(federation: Federation, num_records: int) -> float:
     tail_on_raw = shares and (privacy is None or privacy.own == "clean")
     full = settings.full_steps if shares else settings.full_steps + settings.tail_steps
     expected = full * min(1.0, settings.batch_size / num_records)
-    if tail_on_raw:
+    if tail_on_raw and settings.tail_steps > 0:
         own = min(_num_shared(federation), num_records)
         in_a_step = min(1.0, settings.batch_size / (own + _num_shared(federation)))
         expected += own / num_records * settings.tail_steps * in_a_step

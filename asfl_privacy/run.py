@@ -96,7 +96,11 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
     notes: list[str] = []
     resolve_device(config.device)
     federation = build_federation(
-        data, model_name=config.model, partition=config.partition, settings=training_settings(config, cell), privacy=None
+        data,
+        model_name=config.model,
+        partition=config.partition,
+        settings=training_settings(config, cell),
+        privacy=None,
     )
     if cell.exchange_layer is not None:
         split = federation.split
@@ -108,7 +112,9 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
     federation.load(federation.initial_weights, training=False)
     target, why = _resolved(cell.target, config=config, federation=federation)
     privacy = plan_privacy(config, target, federation=federation)
-    return Run(cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why, *_planned_note(config, privacy)))
+    return Run(
+        cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why, *_planned_note(config, privacy))
+    )
 
 
 def _resolved(target: Target, *, config: SweepConfig, federation: Federation) -> tuple[Target, tuple[str, ...]]:
@@ -341,7 +347,9 @@ def _facts(
         total_epsilon=target.total_epsilon,
         held_back=result.held_back,
         certificate_method=None if certificate is None else certificate.method,
-        certificate_tightness=None if certificate is None or plan is None else _tightness(plan, federation, result=result),
+        certificate_tightness=None
+        if certificate is None or plan is None
+        else _tightness(plan, federation, result=result),
         rounding="none" if plan is None else plan.sensitivity.rounding,
         claimed_epsilon=target.epsilon if config.calibration == "paper" else None,
     )

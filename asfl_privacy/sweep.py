@@ -155,9 +155,7 @@ def _run_claimed(
             rows[index] = kept.row
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
-    with closing(
-        run_on_workers(config, runs, waiting, data=data, out=out, workers=workers, journal=journal)
-    ) as ended:
+    with closing(run_on_workers(config, runs, waiting, data=data, out=out, workers=workers, journal=journal)) as ended:
         for index, row in ended:
             rows[index] = row
             spent = time.monotonic() - started

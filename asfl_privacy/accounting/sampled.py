@@ -15,7 +15,7 @@ from scipy.special import gammaln
 
 from asfl_privacy.accounting.bracket import EpsilonBracket
 from asfl_privacy.accounting.checks import check_delta, check_integer, check_multiplier, check_real
-from asfl_privacy.accounting.gaussian import log_delta_bounds, composed_gaussian_epsilon
+from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon, log_delta_bounds
 from asfl_privacy.accounting.losses import Floats
 from asfl_privacy.accounting.rationals import sqrt_bounds
 

@@ -59,9 +59,7 @@ def statement_record(ledger: Ledger, *, facts: StatementFacts) -> dict[str, Any]
         total["client"] = _bracket(ledger.epsilon(delta=delta, unit="client"))
     for channel in ledger.channels:
         total[channel] = _bracket(ledger.epsilon(delta=delta, channel=channel))
-    releases = {
-        channel: _json(ledger.largest_release(delta=delta, channel=channel)) for channel in ledger.channels
-    }
+    releases = {channel: _json(ledger.largest_release(delta=delta, channel=channel)) for channel in ledger.channels}
     return {
         "format": FORMAT,
         "version": VERSION,

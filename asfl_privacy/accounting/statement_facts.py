@@ -87,5 +87,3 @@ class StatementFacts:
             raise ValueError(f"the facts hold or lack {odd}: exactly {sorted(known)} are due; restore the file")
         choices = values["unaccounted_choices"]
         return cls(**{**values, "unaccounted_choices": tuple(choices) if isinstance(choices, list) else choices})  # type: ignore[arg-type]  # checked by the class
-
-

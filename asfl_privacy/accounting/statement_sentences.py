@@ -22,7 +22,9 @@ SAMPLER_SENTENCES = {
 
 def assumptions_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
     """What the figures rest on, one line each."""
-    found = ["Noise multipliers and the number of releases are fixed beforehand, or bounded by budgets fixed beforehand."]
+    found = [
+        "Noise multipliers and the number of releases are fixed beforehand, or bounded by budgets fixed beforehand."
+    ]
     if facts.updates in ("dp-sgd", "dp-fedavg"):
         found.append(
             "The total is unconditional: heads are learned through model updates that are noised and counted too, so "
@@ -57,7 +59,9 @@ def assumptions_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
             "without amplification by sampling."
         )
     if facts.updates == "dp-fedavg":
-        found.append("Each client clips its update to C and noises it itself, at sensitivity 2C (all its records replaced).")
+        found.append(
+            "Each client clips its update to C and noises it itself, at sensitivity 2C (all its records replaced)."
+        )
     if facts.held_back:
         found.append("Whether a record is held back depends on its own past releases and on public facts alone.")
     return found

@@ -67,7 +67,9 @@ def calibrate(
 
 def account(
     *,
-    ledger: Annotated[Path | None, typer.Argument(metavar="[LEDGER]", help="ledger.json of a run, or --ledger's.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Argument(metavar="[LEDGER]", help="ledger.json of a run, or --ledger's.")
+    ] = None,
     mech: Annotated[str, typer.Option("--mech", metavar="gaussian|laplace", help="Without a ledger.")] = "gaussian",
     noise_multiplier: Annotated[
         float | None, typer.Option("--noise-multiplier", metavar="Z", help="σ/Δ or b/Δ, without a ledger.")
@@ -171,7 +173,11 @@ def _default_delta(book: Ledger, facts: StatementFacts | None) -> float:
     """The δ of the run; without one 0 where every mechanism is pure, else the default."""
     if facts is not None:
         return facts.delta
-    return 0.0 if "gaussian" not in book.mechanisms and not any(e.tail_probability for e in book.event_classes) else DEFAULT_DELTA
+    return (
+        0.0
+        if "gaussian" not in book.mechanisms and not any(e.tail_probability for e in book.event_classes)
+        else DEFAULT_DELTA
+    )
 
 
 def show(numbers: dict[str, object], *, as_json: bool) -> None:

@@ -16,7 +16,6 @@ from asfl_privacy.accounting.journal import Journal, Release
 from asfl_privacy.federated import Charge, Federation, Privacy
 from asfl_privacy.federated.local_training import update_noise
 from asfl_privacy.federated.phases import Remaining
-from asfl_privacy.mechanisms import ReleasePlan
 
 LIMITLESS = 2**62
 
@@ -30,10 +29,12 @@ class Account:
         budget: Individual filter, or None.
         journal: The data set's ledger over all runs, or None.
         run_id: Names this run in the journal.
+        held_back: Which records were not used because their budget was spent, shape (records,).
         kept: By channel, which records' one draw has been charged already, shape (records,).
     """
 
     ledger: Ledger
+    held_back: NDArray[np.bool_]
     budget: RecordFilter | None = None
     journal: Journal | None = None
     run_id: str = "run"
@@ -53,7 +54,8 @@ def open_account(
         run_id: Names this run there.
     """
     budget = None if privacy.budget is None else RecordFilter.within(privacy.budget, num_records=num_records)
-    return Account(ledger=ledger, budget=budget, journal=journal, run_id=run_id)
+    held_back = np.zeros(num_records, dtype=np.bool_)
+    return Account(ledger=ledger, held_back=held_back, budget=budget, journal=journal, run_id=run_id)
 
 
 def charge(account: Account, charges: Sequence[Charge], *, num_records: int, round: int) -> None:
@@ -164,22 +166,10 @@ def remaining_updates(account: Account, *, federation: Federation) -> Remaining:
     )
 
 
-def num_held_back(account: Account, *, federation: Federation, plan: ReleasePlan | None) -> int:
-    """Records that could not be released, or trained on, once more."""
-    spent = np.zeros(federation.data.num_records, dtype=np.bool_)
-    if plan is not None:
-        left = remaining(
-            account,
-            mechanism=plan.mechanism.family,
-            noise_multiplier=plan.noise_multiplier,
-            epsilon_excess=plan.epsilon_excess,
-            tail_probability=plan.tail_probability,
-            once="activations" if federation.privacy is not None and federation.privacy.noise == "once" else None,
-        )
-        spent |= False if left is None else left < 1
-    left = remaining_updates(account, federation=federation)
-    spent |= False if left is None else left < 1
-    return int(spent.sum())
+def hold_back(account: Account, left: Remaining, *, records: NDArray[np.int64]) -> None:
+    """Note which of the records that would have been used now have nothing left."""
+    if left is not None:
+        account.held_back[records[left[records] < 1]] = True
 
 
 def _cost(event: Release) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from asfl_privacy.accounting.journal import Journal
 from asfl_privacy.execution.charging import (
     Account,
     charge,
-    num_held_back,
+    hold_back,
     open_account,
     remaining,
     remaining_updates,
@@ -151,9 +151,7 @@ def run_serially(
             leaving = _leaving(payloads, deliveries, privacy=privacy)
             with _named(round):
                 charge(account, leaving, num_records=federation.data.num_records, round=round)
-        if plan is not None and (
-            largest_plan is None or plan.sensitivity.value > largest_plan.sensitivity.value
-        ):
+        if plan is not None and (largest_plan is None or plan.sensitivity.value > largest_plan.sensitivity.value):
             largest_plan = plan
         received = deliver(deliveries)
         updates = _train(
@@ -183,7 +181,7 @@ def run_serially(
         state=state,
         evaluations=tuple(evaluations),
         ledger=ledger,
-        held_back=0 if account is None else num_held_back(account, federation=federation, plan=largest_plan),
+        held_back=0 if account is None else int(account.held_back.sum()),
         largest_plan=largest_plan,
         traffic=traffic,
         remote_fraction=drawn_remote / drawn if drawn else 0.0,
@@ -225,6 +223,8 @@ def _collect(
             tail_probability=plan.tail_probability,
             once="activations" if federation.privacy is not None and federation.privacy.noise == "once" else None,
         )
+        for client in cohort:
+            hold_back(account, left, records=federation.clients[client].records)
     collected = {}
     for client in cohort:
         with _named(round, client=client):
@@ -249,6 +249,8 @@ def _train(
     left = None
     if account is not None:
         left = remaining_updates(account, federation=federation)
+        for client in cohort:
+            hold_back(account, left, records=federation.clients[client].records)
     updates = {}
     for client in cohort:
         # Layers such as dropout can only draw from torch's global generator: seed it, and leave it as it was.

@@ -49,7 +49,13 @@ def plan_head(federation: Federation, privacy: Privacy) -> ReleasePlan:
 
 @torch.no_grad()
 def collect_activations(
-    state: State, client: int, *, federation: Federation, plan: ReleasePlan | None, round: int, remaining: Remaining = None
+    state: State,
+    client: int,
+    *,
+    federation: Federation,
+    plan: ReleasePlan | None,
+    round: int,
+    remaining: Remaining = None,
 ) -> Collected:
     """Activations of ⌈τ'/2⌉ mini-batches, each record at most once, under the round's global head.
 
@@ -68,6 +74,11 @@ def collect_activations(
     Raises:
         ValueError: Activations that are not finite, inputs outside the box, or a stale certificate.
     """
+    if plan is None and federation.privacy is not None:
+        raise ValueError(
+            "this run is private but its plan noises no activations: they would leave as they are; run method fedavg, or "
+            "give a placement for the noise of activations"
+        )
     federation.load(state.weights, training=False)
     head = federation.split.head
     holder = federation.clients[client]

@@ -118,11 +118,11 @@ class _PassThrough(torch.autograd.Function):
     """The noised values, bit for bit, with the gradient of the identity."""
 
     @staticmethod
-    def forward(ctx: Any, activations: torch.Tensor, noised: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG004
+    def forward(ctx: Any, activations: torch.Tensor, noised: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         return noised.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
         return gradients[0], None
 
 

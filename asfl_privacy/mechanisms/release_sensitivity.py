@@ -108,9 +108,9 @@ def release_sensitivity(
         is D·d^max(0, 1/q−1/p). Then Δ(R) = min(S(R), Δ_whole) with Δ_whole = S(diameter of the box). With a clip C,
         Δ_whole = min(λ·S(diameter), 2C) and Δ(R) = min(λ·S(R), Δ_whole), where λ = 1 for q=2 and 2 for q=1, because
         clipping is only 2-Lipschitz in ℓ1; the float rounding of the clip itself is added. The certificates hold for
-        inputs in the box, and their slack holds the rounding of the forward pass where an error model is known. S is the smallest over the certificates p'→q' of
-        m^max(0, 1/q−1/q')·S_p'→q'(d^max(0, 1/p'−1/p)·D); for 2→1 these are √d·(1→1) and √m·(2→2). The diameter of the
-        box is width·d^(1/p') in the certificate's own norm.
+        inputs in the box, and their slack holds the rounding of the forward pass where an error model is known. S is the
+        smallest over the certificates p'→q' of m^max(0, 1/q−1/q')·S_p'→q'(d^max(0, 1/p'−1/p)·D); for 2→1 these are
+        √d·(1→1) and √m·(2→2). The diameter of the box is width·d^(1/p') in the certificate's own norm.
 
     Source:
         Norm inequalities: Hölder. Clipping: see ``clip_lipschitz``.
@@ -151,7 +151,8 @@ def release_sensitivity(
     is_constant = certificate is not None and certificate.value == 0.0
     if not (math.isfinite(value) and math.isfinite(whole_record)) or value <= 0.0 or is_constant:
         raise ValueError(
-            f"the sensitivity before the noise is {0.0 if is_constant else value!r}: noise needs a finite Δ > 0; check the weights of the head"
+            f"the sensitivity before the noise is {0.0 if is_constant else value!r}: noise needs a finite Δ > 0; check the "
+            "weights of the head"
         )
     is_clip_only = radius == "any" and is_capped
     if prefix is None or is_clip_only:  # 2C holds for whatever numbers come out of the head

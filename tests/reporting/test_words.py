@@ -36,4 +36,9 @@ def test_every_unit_of_the_grid_is_explained(gaussian, unnoised):
 
 
 def test_a_grid_without_noise_explains_no_epsilon(unnoised):
-    assert [term for term, _ in how_to_read(gather_cells([unnoised()]))] == ["Runs", "MB sent", "Points below", "No noise"]
+    assert [term for term, _ in how_to_read(gather_cells([unnoised()]))] == [
+        "Runs",
+        "MB sent",
+        "Points below",
+        "No noise",
+    ]

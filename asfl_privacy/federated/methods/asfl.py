@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.methods.fedavg import full_steps
 from asfl_privacy.federated.local_training import Steps, finish_update, local_steps
+from asfl_privacy.federated.methods.fedavg import full_steps
 from asfl_privacy.federated.phases import Collected, Delivery, Payload, Remaining, State, Update, fedavg_aggregate
 from asfl_privacy.federated.sharing import collect_activations, plan_sharing, route_activations, tail_pool
 from asfl_privacy.federated.steps import Pool

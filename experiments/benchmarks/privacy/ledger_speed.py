@@ -16,7 +16,8 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,9 +39,34 @@ def main() -> None:
     asked = parser.parse_args()
     header = ("records", "multipliers", "record s", "total s", "floor s", "ratios", "peak MiB", "bytes/release", "ε")
     print("{:>10} {:>11} {:>9} {:>8} {:>8} {:>9} {:>9} {:>14} {:>9}".format(*header))
-    for name, ids in cases(asked.records).items():
+    for found in measure(rounds=asked.rounds, records=asked.records, repeats=asked.repeats):
+        ratios = f"{found.recorded / found.floor:.2f} {found.totalled / found.floor:.2f}"
+        print(
+            f"{found.name:>10} {found.multipliers:>11} {found.recorded:>9.3f} {found.totalled:>8.3f} {found.floor:>8.3f} "
+            f"{ratios:>9} {found.peak_mib:>9.0f} {found.bytes_per_release:>14.4f} {found.epsilon:>9.4f}",
+            flush=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One case: its name, number of multipliers, seconds, memory, bytes of the file a release, and ε."""
+
+    name: str
+    multipliers: int
+    recorded: float
+    totalled: float
+    floor: float
+    peak_mib: float
+    bytes_per_release: float
+    epsilon: float
+
+
+def measure(*, rounds: int, records: int, repeats: int) -> Iterator[Measured]:
+    """All cases in turn."""
+    for name, ids in cases(records).items():
         for varies in (False, True):
-            print(measured(name, ids, varies=varies, rounds=asked.rounds, repeats=asked.repeats))
+            yield measured(name, ids, varies=varies, rounds=rounds, repeats=repeats)
 
 
 def cases(records: int) -> dict[str, list[NDArray[np.int64]]]:
@@ -53,8 +79,8 @@ def cases(records: int) -> dict[str, list[NDArray[np.int64]]]:
     }
 
 
-def measured(name: str, ids: list[NDArray[np.int64]], *, varies: bool, rounds: int, repeats: int) -> str:
-    """The line of one case."""
+def measured(name: str, ids: list[NDArray[np.int64]], *, varies: bool, rounds: int, repeats: int) -> Measured:
+    """One case."""
     found = []
     for _ in range(repeats):
         ledger = Ledger(p=2, radius=0.1)
@@ -79,10 +105,15 @@ def measured(name: str, ids: list[NDArray[np.int64]], *, varies: bool, rounds: i
         ledger.save(path)
         size = path.stat().st_size / ledger.counts.releases
         assert Ledger.load(path).epsilon(delta=1e-5).high == epsilon
-    ratios = f"{recorded / floor:.2f} {totalled / floor:.2f}"
-    return (
-        f"{name:>10} {rounds if varies else 1:>11} {recorded:>9.3f} {totalled:>8.3f} {floor:>8.3f} {ratios:>9} "
-        f"{peak:>9.0f} {size:>14.4f} {epsilon:>9.4f}"
+    return Measured(
+        name=name,
+        multipliers=rounds if varies else 1,
+        recorded=recorded,
+        totalled=totalled,
+        floor=floor,
+        peak_mib=peak,
+        bytes_per_release=size,
+        epsilon=epsilon,
     )
 
 

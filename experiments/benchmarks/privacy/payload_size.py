@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import lzma
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from asfl_privacy.mechanisms.lattice import SystemSource, coarsen, decode, encod
 
 SHAPE = (32, 14, 14)
 CLIP = 1.0
+CODES = ("payload", "entropy", "raw", "zlib", "lzma", "coarse")
 MULTIPLIERS = (0.51, 1.0, 1.9, 4.0, 7.9)
 
 
@@ -40,13 +42,13 @@ def smallest_type(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def main() -> None:
-    """Print a line for each family and multiplier; ratios are to float32's bytes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=8)
-    arguments = parser.parse_args()
-    activations = torch.relu(torch.randn(arguments.records, *SHAPE, generator=torch.Generator().manual_seed(0)))
-    print("family     scale/Δ  cells  payload  entropy     raw    zlib    lzma  coarse")
+def shares(records: int) -> Iterator[tuple[str, float, float, dict[str, float]]]:
+    """Family, noise multiplier, cells a scale, and each code's bytes as a share of float32's.
+
+    Raises:
+        SystemExit: if a payload does not give the release back.
+    """
+    activations = torch.relu(torch.randn(records, *SHAPE, generator=torch.Generator().manual_seed(0)))
     for family, norm in (("gaussian", 2), ("laplace", 1)):
         for multiplier in MULTIPLIERS:
             noise = plan_lattice(
@@ -65,16 +67,27 @@ def main() -> None:
                 coarsen(released, spacing=noise.spacing, coarse_spacing=4 * noise.spacing), spacing=4 * noise.spacing
             )
             plain = smallest_type(released).tobytes()
-            sizes = [
+            sizes = (
                 len(payload),
                 entropy_bits(released) * released.size / 8,
                 len(plain),
                 len(zlib.compress(plain)),
                 len(lzma.compress(plain)),
                 len(coarse),
-            ]
-            ratios = "".join(f"{size / (4 * released.size):8.3f}" for size in sizes)
-            print(f"{family:10s} {multiplier:6.2f} {noise.scale / noise.spacing:6.1f} {ratios}", flush=True)
+            )
+            found = {code: size / (4 * released.size) for code, size in zip(CODES, sizes, strict=True)}
+            yield family, multiplier, noise.scale / noise.spacing, found
+
+
+def main() -> None:
+    """Print a line for each family and multiplier; ratios are to float32's bytes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=8)
+    arguments = parser.parse_args()
+    print("family     scale/Δ  cells " + "".join(f"{code:>8s}" for code in CODES))
+    for family, multiplier, cells, found in shares(arguments.records):
+        ratios = "".join(f"{share:8.3f}" for share in found.values())
+        print(f"{family:10s} {multiplier:6.2f} {cells:6.1f} {ratios}", flush=True)
 
 
 if __name__ == "__main__":
