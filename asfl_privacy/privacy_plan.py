@@ -69,6 +69,19 @@ def plan_privacy(config: SweepConfig, target: Target, *, federation: Federation)
     return draft
 
 
+def planned_notes(config: SweepConfig, privacy: Privacy) -> tuple[str, ...]:
+    """What a filter was planned for, as a line for the reader; none without a filter."""
+    if privacy.budget is None:
+        return ()
+    words = f"individual filter: budget of ε {config.total_epsilon[0]:g} a record, planned for"
+    counts = []
+    if privacy.planned_releases is not None:
+        counts.append(f"{privacy.planned_releases} releases")
+    if privacy.planned_steps is not None:
+        counts.append(f"{privacy.planned_steps} noised steps")
+    return (f"{words} {' and '.join(counts)}; records that need more are held back",)
+
+
 def _for_one_release(config: SweepConfig, target: Target, *, draft: Privacy, federation: Federation) -> Privacy:
     """Noise for ε per release, the sampler's error taken off it."""
     assert target.epsilon is not None

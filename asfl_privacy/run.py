@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,21 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
-from numpy.typing import NDArray
 
-import sensitivity
 from asfl_privacy.accounting import Ledger
-from asfl_privacy.accounting.journal import Journal
-from asfl_privacy.accounting.statement import statement, statement_record
-from asfl_privacy.accounting.statement_facts import StatementFacts
+from asfl_privacy.accounting.statement import statement
 from asfl_privacy.accounting.statement_sentences import warnings_of
 from asfl_privacy.cells import Cell, Target
 from asfl_privacy.config import SweepConfig
-from asfl_privacy.data import Dataset, data_digest
+from asfl_privacy.data import Dataset
+from asfl_privacy.data_ledger import open_journal
 from asfl_privacy.execution import Evaluation, RunResult, run_serially
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
 from asfl_privacy.federated.settings import UPDATES_ONLY
-from asfl_privacy.mechanisms import ReleasePlan, choose_placement, make_mechanism, split_head
-from asfl_privacy.mechanisms.release_sensitivity import BUDGET_S
-from asfl_privacy.privacy_plan import plan_privacy
+from asfl_privacy.mechanisms import choose_placement, make_mechanism
+from asfl_privacy.privacy_plan import plan_privacy, planned_notes
 from asfl_privacy.reporting import Row, complete_row
+from asfl_privacy.run_facts import clients_of_records, facts_of, statement_json
 
 ROW_FILE, CONFIG_FILE, LEDGER_FILE, STATEMENT_FILE = "row.json", "config.toml", "ledger.json", "statement.md"
 STATEMENT_JSON_FILE = "statement.json"
@@ -113,7 +110,7 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
     target, why = _resolved(cell.target, config=config, federation=federation)
     privacy = plan_privacy(config, target, federation=federation)
     return Run(
-        cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why, *_planned_note(config, privacy))
+        cell=replace(cell, target=target), privacy=privacy, notes=(*notes, *why, *planned_notes(config, privacy))
     )
 
 
@@ -188,7 +185,7 @@ def execute_run(
     )
     facts = None
     if run.cell.target is not None and run.privacy is not None and ledger is not None:
-        facts = _facts(config, run.cell.target, privacy=run.privacy, federation=federation, result=result)
+        facts = facts_of(config, run.cell.target, privacy=run.privacy, federation=federation, result=result)
         ledger.facts = facts.to_dict()
     outcome = Outcome(
         row=_row(config, run, federation=federation, result=result),
@@ -275,99 +272,6 @@ def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
         last_evaluations=config.last_evaluations,
         exchange_layer=cell.exchange_layer or "auto",
     )
-
-
-def clients_of_records(federation: Federation) -> NDArray[np.int64]:
-    """Which client holds each record of the data set, shape (records,)."""
-    holders = np.zeros(federation.data.num_records, dtype=np.int64)
-    for client in federation.clients:
-        holders[client.records] = client.number
-    return holders
-
-
-def open_journal(path: Path, *, data: Dataset, ledger: Ledger) -> Journal:
-    """The data set's ledger over all runs, made if it is missing.
-
-    Raises:
-        ValueError: A file of another data set, norm or radius, or that cannot be read or written.
-    """
-    return Journal.open(
-        path, p=ledger.p, radius=ledger.radius, data_digest=data_digest(data), num_records=data.num_records
-    )
-
-
-def check_journal(path: Path | None, runs: Sequence[Run], *, data: Dataset) -> None:
-    """Refuse a data set's ledger that some run could not be added to, before time is spent; makes it if it is missing.
-
-    Raises:
-        ValueError: As `open_journal`, or runs that differ in norm or radius, which one ledger cannot add up.
-    """
-    if path is None:
-        return
-    promises = {(run.privacy.p, run.privacy.radius) for run in runs if run.privacy is not None}
-    if len(promises) != 1:
-        raise ValueError(
-            f"ledger {path}: the runs promise {len(promises)} pairs of norm and radius, and one ledger adds up one; give a "
-            "single norm and radius with noise, or no --ledger"
-        )
-    ((p, radius),) = promises
-    open_journal(path, data=data, ledger=Ledger(p=p, radius=radius))
-
-
-def statement_json(ledger: Ledger, *, facts: StatementFacts) -> str:
-    """The statement as JSON text."""
-    return json.dumps(statement_record(ledger, facts=facts), indent=1, ensure_ascii=False) + "\n"
-
-
-def _planned_note(config: SweepConfig, privacy: Privacy) -> tuple[str, ...]:
-    if privacy.budget is None:
-        return ()
-    words = f"individual filter: budget of ε {config.total_epsilon[0]:g} a record, planned for"
-    counts = []
-    if privacy.planned_releases is not None:
-        counts.append(f"{privacy.planned_releases} releases")
-    if privacy.planned_steps is not None:
-        counts.append(f"{privacy.planned_steps} noised steps")
-    return (f"{words} {' and '.join(counts)}; records that need more are held back",)
-
-
-def _facts(
-    config: SweepConfig, target: Target, *, privacy: Privacy, federation: Federation, result: RunResult
-) -> StatementFacts:
-    plan = result.largest_plan
-    certificate = None if plan is None or plan.sensitivity.is_clip_only else plan.certificate
-    labels = "none" if not privacy.shares_activations else "clear" if privacy.label_epsilon is None else "randomized"
-    return StatementFacts(
-        delta=target.delta,
-        num_records=federation.data.num_records,
-        noise=config.noise,
-        labels=labels,
-        updates="clear" if privacy.updates == "none" else privacy.updates,
-        placement=target.placement if privacy.shares_activations else "model updates",
-        total_epsilon=target.total_epsilon,
-        held_back=result.held_back,
-        certificate_method=None if certificate is None else certificate.method,
-        certificate_tightness=None
-        if certificate is None or plan is None
-        else _tightness(plan, federation, result=result),
-        rounding="none" if plan is None else plan.sensitivity.rounding,
-        claimed_epsilon=target.epsilon if config.calibration == "paper" else None,
-    )
-
-
-def _tightness(plan: ReleasePlan, federation: Federation, *, result: RunResult) -> float | None:
-    """Certificate over the largest ratio found by search, at the last round's head; None where search finds none."""
-    if plan.certificate is None:
-        return None
-    federation.load(result.state.weights, training=False)
-    prefix, _ = split_head(federation.split.head, plan.placement)
-    p, q, shape, box = plan.certificate.p, plan.certificate.q, plan.input_shape, plan.input_box
-    now = sensitivity.certify(prefix, p=p, q=q, input_shape=shape, input_box=box, budget_s=BUDGET_S)
-    try:
-        found = sensitivity.lower_bound(prefix, p=p, q=q, input_shape=shape, input_box=box).value
-    except (ValueError, sensitivity.UnsupportedModuleError):  # what search cannot do the certificate does not need
-        return None
-    return now.value / found if found > 0.0 else None
 
 
 def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunResult) -> Row:

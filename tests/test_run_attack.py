@@ -21,7 +21,7 @@ from asfl_privacy.run_attack import attack_csv, attack_json, attack_run
 from asfl_privacy.run_folder import read_run
 
 TINY = {
-    "clients": 6, "cohort": 4, "rounds": 1, "tail_steps": 2, "full_steps": 2, "batch_size": 16, "seeds": 1,
+    "clients": 6, "cohort": 4, "rounds": 2, "tail_steps": 2, "full_steps": 2, "batch_size": 64, "seeds": 1,
     "partition": "iid", "placement": "input", "exchange_layer": "conv1",
 }  # fmt: skip
 EFFORT = Effort(
@@ -132,6 +132,7 @@ def test_what_is_attacked_has_the_noise_of_the_run_drawn_afresh_and_repeatably(s
 def test_epsilon_beside_it_is_that_of_one_release(strong, attacked):
     # By the closed form from σ alone: neighbours are 1 apart, any two of 64 pixels in [0, 1] at most 8; truncation onto
     # the lattice moves both a little further apart. Catches: a total, ε at another δ, the two figures swapped.
+    assert strong.ledger.counts.max_releases_per_record == 2
     stddev = strong.plan.noise_stddev
     near, far = (gaussian_epsilon(1e-5, noise_multiplier=stddev / distance) for distance in (1.0, 8.0))
     assert near <= attacked.epsilon_release <= 1.01 * near

@@ -25,9 +25,10 @@ from asfl_privacy.cells import DEFAULT_DELTA, make_cells
 from asfl_privacy.cli.budget import to_json
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
+from asfl_privacy.data_ledger import check_journal
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
-from asfl_privacy.run import check_journal, check_writable, execute_run, prepare_run
+from asfl_privacy.run import check_writable, execute_run, prepare_run
 from asfl_privacy.sweep import Progress, check_folder, prepare_sweep, run_sweep
 
 PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
@@ -51,7 +52,7 @@ def sweep(
     check_folder(config, out=folder, resume=resume)
     data = load_dataset(config.data, root=Path(config.data_root))
     runs = prepare_sweep(config, data=data)
-    check_journal(ledger, runs, data=data)
+    check_journal(ledger, [run.privacy for run in runs], data=data)
     processes = workers if workers is not None else len(os.sched_getaffinity(0))
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         console.print(note, highlight=False, style="dim")
@@ -96,7 +97,7 @@ def train(*, config: SweepConfig, out: Path | None, ledger: Path | None, as_json
         )
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
     run = prepare_run(wanted, cells[0], data=data)
-    check_journal(ledger, [run], data=data)
+    check_journal(ledger, [run.privacy], data=data)
     folder = out if out is not None else _unused(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}")
     folder = folder.resolve()
     check_writable(folder)

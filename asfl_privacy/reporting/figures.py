@@ -18,21 +18,21 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 from asfl_privacy.reporting.curve import Curve, Line, Panel, Reference
 from asfl_privacy.reporting.numerals import bound
 
-_INK: Final = "#262626"
+INK: Final = "#262626"
 _GRID: Final = "#cccccc"
 _MARKERS: Final = "osD^vP"
 _REFERENCE_DASHES: Final = ("solid", (0, (6, 3)), (0, (1.5, 2)), (0, (6, 2, 1.5, 2)))
-_REFERENCE_COLOURS: Final = (_INK, "#808080")
-_STYLE: Final[dict[str, object]] = {
+_REFERENCE_COLOURS: Final = (INK, "#808080")
+STYLE: Final[dict[str, object]] = {
     "font.family": ["DejaVu Sans"],  # ships with matplotlib, so sizes are the same everywhere
     "font.size": 10.0,
     "axes.labelsize": 10.0,
     "legend.fontsize": 9.0,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "axes.edgecolor": _INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.edgecolor": INK,
     "grid.color": _GRID,
     "grid.linewidth": 0.6,
     "text.parse_math": False,  # a $ in a setting is a dollar
@@ -76,12 +76,12 @@ def curve_inline_svg(curve: Curve, *, stacked: bool) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
-    return svg.replace(_INK, "currentColor").replace(_GRID, "var(--grid)").strip()
+    return svg.replace(INK, "currentColor").replace(_GRID, "var(--grid)").strip()
 
 
 def _draw(curve: Curve, *, image_format: str, stacked: bool, transparent: bool) -> bytes:
     salt = "asfl-privacy-stacked" if stacked else "asfl-privacy"
-    style = {**sns.axes_style("whitegrid"), **_STYLE, "svg.hashsalt": salt}
+    style = {**sns.axes_style("whitegrid"), **STYLE, "svg.hashsalt": salt}
     buffer = io.BytesIO()
     with mpl.rc_context(style):
         figure = _figure(curve, stacked=stacked)

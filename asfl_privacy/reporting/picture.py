@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from asfl_privacy.reporting.figures import _INK, _STYLE
+from asfl_privacy.reporting.figures import INK, STYLE
 from asfl_privacy.reporting.numerals import spread
 
 MOST_IMAGES: Final = 12
@@ -69,7 +69,7 @@ def reconstruction_inline_svg(
     """
     svg = _draw(_tiles(rows, value_range=value_range), image_format="svg", transparent=True).decode("utf-8")
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace(_INK, "currentColor").strip()
+    return re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace(INK, "currentColor").strip()
 
 
 def row_label(name: str, *, psnr: float | None = None, ssim: float | None = None) -> str:
@@ -144,7 +144,7 @@ def _tiles(
 def _draw(tiles: Mapping[str, NDArray[np.uint8]], *, image_format: str, transparent: bool) -> bytes:
     style = {
         **sns.axes_style("white"),
-        **_STYLE,
+        **STYLE,
         "svg.hashsalt": "asfl-privacy-picture",
         "image.composite_image": False,
     }

@@ -157,6 +157,7 @@ def draw_releases(rows: Sequence[Row], *, image_format: str) -> bytes:
                     axes.plot(*zip(*marks, strict=True), marker="o", markersize=3, label=code, **style)
             axes.set_title(family)
             axes.set_xscale("log")
+            axes.set_xticks([0.5, 1.0, 2.0, 4.0, 8.0])
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_xlabel("noise multiplier")

@@ -22,8 +22,8 @@ from asfl_privacy.reporting import write_atomic
 Facts = Mapping[str, Any]
 ACCOUNTANTS = """## Accountants
 
-ε at δ = 1e-5 unless said otherwise, sensitivity 1. Each figure is followed by its ratio to the true ε (mpmath, 60 digits), or,
-where there is no finite formula, to our own low end. **TOO LOW**: claimed as an upper bound, yet below the truth, so what it
+ε at δ = 1e-5 unless said otherwise, sensitivity 1. Each figure is followed by its excess over the true ε (mpmath, 60 digits),
+or, where there is no finite formula, over our own low end. **TOO LOW**: claimed as an upper bound, yet below the truth, so what it
 promises does not hold. *too low*: an estimate below the truth. **TOO HIGH**: a lower bound above it. Where the reference is
 our bracket, a flag says that two brackets exclude each other, and not which of them is wrong. The ledger records every
 release in a round of its own, and its time holds all of that.
@@ -90,12 +90,12 @@ def _accountants(rows: Sequence[Row]) -> list[str]:
         figures.append((case, f"{at:g}", *cells))
         times.append((case, f"{at:g}", *_time_cells(said, case=case, at=at, tools=(OUR_HIGH, LEDGER, *tools))))
         flags += [
-            f"- **{wrong_side(row, low=low, high=high)}** ({row.kind}): {row.tool} says {_number(row.value, digits=6)} where "
-            f"{_number(low, digits=6)} to {_number(high, digits=6)} is true; {case}, {at:g} releases."
+            f"- **{wrong_side(row, low=low, high=high)}** ({row.kind}): {row.tool} says {_number(row.value, digits=9)} where "
+            f"{_number(low, digits=9)} to {_number(high, digits=9)} is true; {case}, {at:g} releases."
             for row in rows
             if (row.case, row.at, row.quantity) == (case, at, EPSILON) and wrong_side(row, low=low, high=high)
         ]
-    heads = ("setting", "releases", "truth", "ours, low", "ours, high (÷ truth)", "width %", LEDGER, *tools)
+    heads = ("setting", "releases", "truth", "ours, low", "ours, high", "width %", LEDGER, *tools)
     refusals = dict.fromkeys(f"- {row.tool}, {row.kind}: {row.note}" for row in rows if row.value is None)
     return [
         ACCOUNTANTS,
@@ -118,7 +118,9 @@ def _accountants(rows: Sequence[Row]) -> list[str]:
 def _claim(row: Row, *, low: float, high: float) -> str:
     if row.value is None:
         return "" if row.kind == REFUSES else row.kind
-    text = f"{_number(row.value, digits=6)} ({row.value / low:.4f})" if low > 0.0 else _number(row.value, digits=6)
+    text = _number(row.value, digits=6)
+    if low > 0.0:
+        text += f" ({100.0 * (row.value / low - 1.0):+.2g} %)"
     flag = wrong_side(row, low=low, high=high)
     if not flag:
         return text

@@ -1,0 +1,78 @@
+"""The facts of a run's statement: what the ledger's counts do not say of it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sensitivity
+from asfl_privacy.accounting import Ledger, StatementFacts, statement_record
+from asfl_privacy.cells import Target
+from asfl_privacy.config import SweepConfig
+from asfl_privacy.execution import RunResult
+from asfl_privacy.federated import Federation, Privacy
+from asfl_privacy.mechanisms import ReleasePlan, split_head
+from asfl_privacy.mechanisms.release_sensitivity import BUDGET_S
+
+
+def facts_of(
+    config: SweepConfig, target: Target, *, privacy: Privacy, federation: Federation, result: RunResult
+) -> StatementFacts:
+    """What the statement of a finished run needs beside its ledger.
+
+    Args:
+        config: The configuration.
+        target: The privacy asked for.
+        privacy: The privacy planned.
+        federation: Clients and network; the weights of the last round are loaded where a head was certified.
+        result: What the run left.
+    """
+    plan = result.largest_plan
+    certificate = None if plan is None or plan.sensitivity.is_clip_only else plan.certificate
+    labels = "none" if not privacy.shares_activations else "clear" if privacy.label_epsilon is None else "randomized"
+    return StatementFacts(
+        delta=target.delta,
+        num_records=federation.data.num_records,
+        noise=config.noise,
+        labels=labels,
+        updates="clear" if privacy.updates == "none" else privacy.updates,
+        placement=target.placement if privacy.shares_activations else "model updates",
+        total_epsilon=target.total_epsilon,
+        held_back=result.held_back,
+        certificate_method=None if certificate is None else certificate.method,
+        certificate_tightness=None
+        if certificate is None or plan is None
+        else _tightness(plan, federation, result=result),
+        rounding="none" if plan is None else plan.sensitivity.rounding,
+        claimed_epsilon=target.epsilon if config.calibration == "paper" else None,
+    )
+
+
+def _tightness(plan: ReleasePlan, federation: Federation, *, result: RunResult) -> float | None:
+    """Certificate over the largest ratio found by search, at the last round's head; None where search finds none."""
+    if plan.certificate is None:
+        return None
+    federation.load(result.state.weights, training=False)
+    prefix, _ = split_head(federation.split.head, plan.placement)
+    p, q, shape, box = plan.certificate.p, plan.certificate.q, plan.input_shape, plan.input_box
+    now = sensitivity.certify(prefix, p=p, q=q, input_shape=shape, input_box=box, budget_s=BUDGET_S)
+    try:
+        found = sensitivity.lower_bound(prefix, p=p, q=q, input_shape=shape, input_box=box).value
+    except (ValueError, sensitivity.UnsupportedModuleError):  # what search cannot do the certificate does not need
+        return None
+    return now.value / found if found > 0.0 else None
+
+
+def clients_of_records(federation: Federation) -> NDArray[np.int64]:
+    """Which client holds each record of the data set, shape (records,)."""
+    holders = np.zeros(federation.data.num_records, dtype=np.int64)
+    for client in federation.clients:
+        holders[client.records] = client.number
+    return holders
+
+
+def statement_json(ledger: Ledger, *, facts: StatementFacts) -> str:
+    """The statement as JSON text."""
+    return json.dumps(statement_record(ledger, facts=facts), indent=1, ensure_ascii=False) + "\n"
