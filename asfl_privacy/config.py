@@ -259,6 +259,12 @@ class SweepConfig(BaseModel):
             raise ValueError(
                 f"labels {self.labels} belongs to private activation sharing; use method asfl with mech gaussian or laplace"
             )
+        released = self.own == "released" and self.labels != "clear"
+        if self.updates == "dp-sgd" and self.full_steps == 0 and released:
+            raise ValueError(
+                "full_steps 0 with own released and randomised labels: no step reads unreleased data, so updates dp-sgd has "
+                "nothing to noise; give updates none, or full_steps 1 or more"
+            )
         if self.filter == "individual" and not self.total_epsilon:
             raise ValueError("filter individual needs a budget to hold back records by; give total_epsilon, e.g. 8")
         planned = {"planned_releases": self.planned_releases, "planned_steps": self.planned_steps}

@@ -137,7 +137,7 @@ def _planned(
         most = rounds
         if config.updates == "dp-sgd":
             steps = config.tail_steps + config.full_steps
-            if draft.shares_activations and config.own == "released":
+            if draft.shares_activations and not _tail_reads_raw(draft):
                 steps = config.full_steps
             most = rounds * steps
             if has_filter:
@@ -218,7 +218,7 @@ def _step_rate(federation: Federation, num_records: int) -> float:
     """Expected noised steps that a record of a client of this size enters in a round in which the client is sampled."""
     settings, privacy = federation.settings, federation.privacy
     shares = privacy is None or privacy.shares_activations
-    tail_on_raw = shares and (privacy is None or privacy.own == "clean")
+    tail_on_raw = shares and (privacy is None or _tail_reads_raw(privacy))
     full = settings.full_steps if shares else settings.full_steps + settings.tail_steps
     expected = full * min(1.0, settings.batch_size / num_records)
     if tail_on_raw and settings.tail_steps > 0:
@@ -226,6 +226,11 @@ def _step_rate(federation: Federation, num_records: int) -> float:
         in_a_step = min(1.0, settings.batch_size / (own + _num_shared(federation)))
         expected += own / num_records * settings.tail_steps * in_a_step
     return expected
+
+
+def _tail_reads_raw(privacy: Privacy) -> bool:
+    """Whether tail steps read what was not released: own activations, or own labels as they are."""
+    return privacy.own == "clean" or privacy.label_epsilon is None
 
 
 def _num_shared(federation: Federation) -> int:

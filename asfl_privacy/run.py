@@ -244,11 +244,13 @@ def run_config(config: SweepConfig, run: Run) -> SweepConfig:
         changes |= {
             "epsilon": () if target.epsilon is None else (target.epsilon,),
             "total_epsilon": () if target.total_epsilon is None else (target.total_epsilon,),
-            "delta": (target.delta,) if target.mech == "gaussian" else (),
+            "delta": (target.delta,) if target.delta else (),
             "radius": (target.radius,),
             "norm": (target.norm,),
             "placement": (target.placement,),
         }
+        if target.placement == UPDATES_ONLY:  # what concerns activations alone has no meaning here
+            changes |= {"placement": ("auto",), "labels": "clear", "own": "clean", "planned_releases": None}
     return config.model_copy(update=changes)
 
 

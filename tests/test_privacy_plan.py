@@ -129,11 +129,17 @@ def test_with_a_filter_no_record_spends_more_and_training_goes_on(few, mech, upd
 
 
 @pytest.mark.parametrize(
-    ("own", "method", "planned"), [("clean", "asfl", 2 * 3), ("released", "asfl", 2 * 1), ("clean", "fedavg", 2 * 3)]
+    ("own", "labels", "method", "planned"),
+    [
+        ("clean", "clear", "asfl", 2 * 3),
+        ("released", "randomized:1", "asfl", 2 * 1),
+        ("released", "clear", "asfl", 2 * 3),  # the labels themselves are not released
+        ("clean", "clear", "fedavg", 2 * 3),
+    ],
 )
-def test_planned_steps_are_all_that_read_unreleased_data(few, own, method, planned):
-    """τ' = 2, τ = 1, two rounds. Catches: tail steps on released activations planned for, raw ones left out."""
-    assert privacy_of(few, method, updates="dp-sgd", own=own).planned_steps == planned
+def test_planned_steps_are_all_that_read_unreleased_data(few, own, labels, method, planned):
+    """τ' = 2, τ = 1, two rounds. Catches: tail steps on released activations planned for, raw ones or labels left out."""
+    assert privacy_of(few, method, updates="dp-sgd", own=own, labels=labels).planned_steps == planned
 
 
 def test_a_filter_plans_without_a_tail_round_too(few):

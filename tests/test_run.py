@@ -10,7 +10,7 @@ import pytest
 from asfl_privacy.accounting import Ledger, gaussian_epsilon, gaussian_noise_multiplier
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import load_config
-from asfl_privacy.run import execute_run, prepare_run
+from asfl_privacy.run import Run, execute_run, prepare_run, run_config
 
 TINY = {
     "clients": "6", "cohort": "4", "rounds": "3", "tail_steps": "2", "full_steps": "2", "batch_size": "16",
@@ -193,3 +193,18 @@ def test_every_budget_of_a_setting_gets_the_same_placement(digits):
         prepare_run(config, cell, data=digits).cell.target.placement for cell in make_cells(config) if cell.target
     }
     assert len(placements) == 1
+
+
+@pytest.mark.parametrize("cell", [-1, -2])
+def test_a_protected_run_is_read_back_as_it_was_asked(cell):
+    """Catches: a δ that is lost beside Laplace noise, and a placement that only updates have."""
+    overrides = TINY | {"mech": "laplace", "updates": "dp-sgd", "delta": "1e-7", "total_epsilon": "8"}
+    config = load_config(None, overrides=overrides | {"labels": "randomized:1"})
+    asked = make_cells(config)[cell]
+    run = Run(cell=replace(asked, exchange_layer=asked.exchange_layer and "conv2"), privacy=None, notes=())
+    again = load_config(
+        None, overrides={k: v for k, v in run_config(config, run).model_dump().items() if v is not None}
+    )
+    (found,) = [c for c in make_cells(again) if c.method == asked.method and c.target is not None]
+    assert found == run.cell
+    assert found.target.delta == 1e-7

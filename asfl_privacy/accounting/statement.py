@@ -7,6 +7,7 @@ and statement.md is written from nothing else.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from asfl_privacy.accounting.bracket import EpsilonBracket
@@ -218,5 +219,5 @@ def _up(value: float | str) -> str:
         return "unbounded"
     if number == 0.0:
         return "0"
-    step = 10.0 ** (math.floor(math.log10(number)) - 3)
-    return f"{math.ceil(number / step * (1.0 - 1e-12)) * step:.4g}"
+    step = Fraction(10) ** (math.floor(math.log10(number)) - 3)
+    return f"{float(math.ceil(Fraction(number) / step) * step):.4g}"

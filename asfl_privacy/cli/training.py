@@ -31,6 +31,7 @@ from asfl_privacy.reporting.numerals import bound
 from asfl_privacy.run import check_writable, execute_run, prepare_run
 from asfl_privacy.sweep import Progress, check_folder, prepare_sweep, run_sweep
 
+REPRODUCE_ONLY = " (reproduce only, no guarantee)"
 PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
 
 
@@ -73,6 +74,8 @@ def sweep(
         print(to_json(rows))  # noqa: T201
     else:
         console.print(f"\n{_table(rows)}\n", highlight=False, markup=False)
+        if any(row["reproducible"] == "yes" for row in rows):
+            console.print(f"ε{REPRODUCE_ONLY}: the noise came from the seed", highlight=False)
         _print_total(console, ledger)
         console.print(f"{time.monotonic() - started:.0f} s; report: {folder / 'report.html'}", highlight=False)
     return 0 if all(row["status"] == "ok" for row in rows) else 1
@@ -88,7 +91,9 @@ def train(*, config: SweepConfig, out: Path | None, ledger: Path | None, as_json
     asfl-privacy train --method fedavg --mech none
     """
     wanted = _single_run(config)
-    mech = "none" if wanted.method == ("fedavg",) else wanted.mech[0]
+    mech = wanted.mech[0]
+    if wanted.method == ("fedavg",):
+        mech = "none" if wanted.updates == "none" else "gaussian"
     cells = [cell for cell in make_cells(wanted) if (cell.method, cell.mech) == (wanted.method[0], mech)]
     if len(cells) != 1:
         raise ValueError(
@@ -139,7 +144,8 @@ def _print_total(console: Console, ledger: Path | None) -> None:
     book = Journal.read(ledger)
     total = book.spent(delta=DEFAULT_DELTA)
     console.print(
-        f"{ledger}: {len(book.runs)} runs on these records together: ε {bound(total.high)} at δ {total.delta:g}",
+        f"{ledger}: {len(book.runs)} runs on these records together: ε {bound(total.high)} at δ {total.delta:g}"
+        + (REPRODUCE_ONLY if book.ledger().is_reproducible else ""),
         highlight=False,
         markup=False,
     )
@@ -194,6 +200,8 @@ def _line(row: Row, label: str) -> str:
         return f"{label} seed {row['seed']}: {row['status']}"
     total = row["epsilon_total"]
     spent = f", total ε {bound(total)} at δ {row['delta_total']}" if isinstance(total, float) else ""
+    if row["reproducible"] == "yes":
+        spent += REPRODUCE_ONLY
     return f"{label} seed {row['seed']}: accuracy {100 * float(row['accuracy'] or 0):.1f} %{spent} ({row['seconds']:.0f} s)"
 
 

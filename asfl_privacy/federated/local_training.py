@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -77,8 +78,9 @@ def local_steps(
     if pool.noisy is not None and privacy is not None and privacy.label_epsilon is not None:
         transition = transition_matrix(federation.data.num_classes, epsilon=privacy.label_epsilon).to(federation.device)
     if privacy is None or privacy.updates != "dp-sgd" or pool.records is None or num_steps == 0:
+        twin = _copy(network)
         remote = run_steps(
-            network,
+            twin,
             pool,
             rng=rng,
             num_steps=num_steps,
@@ -86,6 +88,7 @@ def local_steps(
             lr=settings.lr,
             transition=transition,
         )
+        network.load_state_dict(twin.state_dict())  # whatever else the steps left in the copy goes with it
         return Steps(drawn=drawn, drawn_remote=remote, charges=(), remaining=remaining)
     noise = update_noise(privacy)
     done = run_private_steps(
@@ -168,6 +171,18 @@ def update_noise(privacy: Privacy) -> LatticeNoise:
         spacing=spacing,
         sensitivity=2.0 * privacy.update_clip,
     )
+
+
+def _copy(network: nn.Module) -> nn.Module:
+    """A copy to train: what blocks keep beside their parameters and buffers, a record say, must not outlive the steps."""
+    try:
+        return copy.deepcopy(network)
+    except Exception as error:  # the user's blocks may hold anything; the line says how it failed
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"the network cannot be copied ({type(error).__name__}: {reason}), so what it keeps in training could leave with "
+            "a later payload; hold nothing in its blocks that copy.deepcopy refuses"
+        ) from error
 
 
 def noise_adder(noise: LatticeNoise, source: WordSource) -> AddNoise:

@@ -116,7 +116,8 @@ def collect_activations(
         labels=sent_labels if own_is_released else labels,
         num_own=len(labels),
         noisy=_noisy(own_is_released, federation=federation, num_own=len(labels)),
-        records=None if own_is_released else payload.records,
+        # released activations beside labels that went nowhere in the clear read nothing unreleased
+        records=None if own_is_released and label_charges else payload.records,
     )
     return Collected(payload=payload, own=own, client_state=client_state)
 

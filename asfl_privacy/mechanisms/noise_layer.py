@@ -14,9 +14,12 @@ from torch import nn
 
 from asfl_privacy.accounting.rationals import fraction_up
 from asfl_privacy.mechanisms.guards import check_activations, check_resolution
-from asfl_privacy.mechanisms.lattice import LatticeNoise, SystemSource, plan_lattice, truncate
+from asfl_privacy.mechanisms.lattice import LatticeNoise, SystemSource, plan_lattice, round_scale_up, truncate
 from asfl_privacy.mechanisms.mechanism import Mechanism
 from asfl_privacy.mechanisms.replay import Replay
+
+FINEST = 37
+"""Bits by which the lattice is finer than the scale where no sensitivity is known."""
 
 
 class NoiseLayer(nn.Module):
@@ -32,10 +35,11 @@ class NoiseLayer(nn.Module):
         Without a generator, activations are truncated toward zero onto a lattice and integer noise with the law of the
         rounded mechanism is added there; the scale is raised by what truncation adds to the sensitivity (at most 2⁻¹⁰ of
         it) and to 10 significant bits, so one call is as private as the mechanism says, up to the sampler's error
-        (``lattice_for``). Noise is fresh and independent over calls, rows and coordinates, in train and eval mode alike;
-        copies, forks, processes and ``torch.manual_seed`` never make two calls share it. With a generator, a copy keeps
-        drawing from the same generator, and a forked or pickled layer is refused. A layer alone does not see what runs
-        before it: a certificate is checked by the head that ``insert_noise`` makes.
+        (``lattice_for``). Where the mechanism has no sensitivity, truncation adds up to 2⁻³⁶·scale a number to whatever
+        the caller's is. A vector counts as one record. Noise is fresh and independent over calls, rows and coordinates,
+        in train and eval mode alike; copies, forks, processes and ``torch.manual_seed`` never make two calls share it.
+        With a generator, a copy keeps drawing from the same generator, and a forked or pickled layer is refused. A layer
+        alone does not see what runs before it: a certificate is checked by the head that ``insert_noise`` makes.
 
     Edge cases:
         No parameters and no buffers: the state_dict is empty. Gradients pass unchanged. Half precision, autocast,
@@ -86,7 +90,7 @@ class NoiseLayer(nn.Module):
         check_resolution(plain, noise_stddev=self.mechanism.noise_stddev)
         if self.generator is not None:
             return plain + self.mechanism.sample_like(plain, generator=self.generator)
-        lattice = self.lattice_for(plain[0].numel())
+        lattice = self.lattice_for(plain[0].numel() if plain.dim() > 1 else plain.numel())
         cells = lattice.release(truncate(plain, spacing=lattice.spacing), SystemSource())
         exponent = round(math.log2(lattice.spacing))
         kind = np.float64 if plain.dtype == torch.float64 else np.float32
@@ -128,6 +132,9 @@ class _PassThrough(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=64)
 def _lattice(family: str, scale: float, sensitivity: float | None, num_values: int) -> LatticeNoise:
-    delta = scale if sensitivity is None else sensitivity
-    z = fraction_up(Fraction(scale) / Fraction(delta))
-    return plan_lattice(family, sensitivity=delta, noise_multiplier=z, num_values=num_values, clip_only=False)
+    if sensitivity is None:  # nothing to take a share of: the finest lattice, which moves a value by σ·2⁻³⁶ at most
+        stepped = round_scale_up(scale)
+        spacing = math.ldexp(1.0, math.frexp(stepped)[1] - FINEST)
+        return LatticeNoise(family=family, scale=stepped, spacing=spacing, sensitivity=scale)
+    z = fraction_up(Fraction(scale) / Fraction(sensitivity))
+    return plan_lattice(family, sensitivity=sensitivity, noise_multiplier=z, num_values=num_values, clip_only=False)

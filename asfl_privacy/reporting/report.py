@@ -9,7 +9,7 @@ from asfl_privacy.reporting.html import html_page
 from asfl_privacy.reporting.latex import latex_table
 from asfl_privacy.reporting.markdown import markdown_page
 from asfl_privacy.reporting.page import PictureSection, build_page
-from asfl_privacy.reporting.rows import complete_row, write_rows
+from asfl_privacy.reporting.rows import Row, complete_row, write_rows
 from asfl_privacy.reporting.run_info import plain_run_info, to_json
 
 
@@ -63,7 +63,7 @@ def write_report(
     page = build_page(runs, info=info, statement=statement, warnings=warnings, pictures=pictures)
     contents: dict[str, str | bytes] = {
         "run.json": to_json(info),
-        "table.tex": latex_table(page.table, caption=f"{page.title}. {page.order}"),
+        "table.tex": latex_table(page.table, caption=f"{page.title}. {page.order}{_mark(runs)}"),
         "figures/privacy_utility.svg": curve_svg(page.curve),
         "figures/privacy_utility.png": curve_png(page.curve),
         "report.md": markdown_page(page),
@@ -73,3 +73,10 @@ def write_report(
     write_rows(out_dir / "rows.csv", runs)
     for name, content in contents.items():
         write_atomic(out_dir / name, content)
+
+
+def _mark(runs: Sequence[Row]) -> str:
+    """What a table that travels alone must say of runs whose noise can be repeated."""
+    if any(run["reproducible"] == "yes" for run in runs):
+        return " Reproduce only, no guarantee: the noise came from a seed."
+    return ""

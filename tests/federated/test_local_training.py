@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federations import gaussian, make_federation, make_tiny
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.federated import METHODS, State
@@ -308,3 +309,39 @@ def test_collected_activations_hold_what_training_needs(digits):
     pool = tail_pool(own.own, partner.payload)
     assert np.array_equal(pool.records, own.payload.records)
     assert len(pool.records) == pool.num_own == len(pool.labels) // 2
+
+
+class Keeping(nn.Module):
+    """Keeps the inputs of training steps beside its parameters, and adds them to what it gives while evaluating."""
+
+    def __init__(self, *, as_buffer):
+        super().__init__()
+        self.as_buffer = as_buffer
+        self.register_buffer("kept_buffer", torch.zeros(1), persistent=False)
+        self.kept = torch.zeros(1)
+
+    def forward(self, x):
+        if self.training:
+            if self.as_buffer:
+                self.kept_buffer = x.detach().mean(0, keepdim=True)
+            else:
+                self.kept = x.detach().mean(0, keepdim=True)
+            return x
+        return x + self.kept + self.kept_buffer
+
+
+@pytest.mark.parametrize("as_buffer", [True, False])
+def test_what_a_block_keeps_in_training_does_not_outlive_the_steps(digits, as_buffer):
+    """A raw record kept in train mode would leave with the next payload, uncharged. Catches steps on the network itself."""
+    federation = make_federation(digits, privacy=gaussian())
+    federation.split.head.add_module("keeping", Keeping(as_buffer=as_buffer))
+    keeping = federation.split.head.keeping
+    pool = Pool(inputs=digits.train_inputs[:32], labels=digits.train_labels[:32], num_own=32)
+    network = nn.Sequential(federation.split.head, federation.split.tail).train()
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    local_steps(
+        network, pool, client=0, federation=federation, num_steps=2, purpose="full steps", remaining=None, round=0
+    )
+    assert any(not torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+    assert torch.equal(keeping.kept, torch.zeros(1))
+    assert torch.equal(keeping.kept_buffer, torch.zeros(1))

@@ -114,3 +114,20 @@ def test_gradients_pass_through_unchanged():
 def test_a_mechanism_is_due():
     with pytest.raises(ValueError, match="a noise mechanism is due"):
         NoiseLayer(1.0)
+
+
+def test_without_a_sensitivity_truncation_moves_nothing_that_counts():
+    """Two inputs a hair apart may land one cell apart. Catches: cells of 2⁻¹⁰·σ, which add that to the caller's own Δ."""
+    lattice = NoiseLayer(Gaussian(noise_stddev=3.0)).lattice_for(10**4)
+    assert lattice.spacing <= 2.0**-36 * 3.0
+    assert 3.0 <= lattice.scale <= 3.0 * (1 + 2.0**-9)
+    known = NoiseLayer(Gaussian(noise_stddev=3.0, sensitivity=1e-3)).lattice_for(10**4)
+    assert known.spacing * 100.0 <= 1e-3 * 2.0**-10
+
+
+def test_a_vector_counts_as_one_record():
+    """Catches: rows of one number, for which truncation's share is taken of the wrong length."""
+    layer = NoiseLayer(Gaussian(noise_stddev=1.0, sensitivity=0.1))
+    exact = layer(torch.zeros(4096)).double() / layer.lattice_for(4096).spacing
+    assert torch.equal(exact, exact.round())
+    assert not torch.equal(exact / 8, (exact / 8).round())

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from peers import PEERS, NoRuleError
+from peers import PEERS, NoRuleError, Peer
 from rows import EXACT, FAILED, LOWER, MEASURED, MISSING, REFUSES, UPPER, Row
 from truth import exact_epsilon
 
@@ -123,8 +123,12 @@ def rows_of(family: Family, count: int) -> Iterator[Row]:
     yield row(LEDGER, MEASURED, ledger_s, quantity=SECONDS, note="a round for each release, and the total")
     for peer in PEERS:
         answers: list[float] = []
+
+        def ask(peer: Peer = peer, answers: list[float] = answers) -> None:
+            answers.append(peer.epsilon(events, delta=delta))
+
         try:
-            taken = best_seconds(lambda peer=peer, answers=answers: answers.append(peer.epsilon(events, delta=delta)))
+            taken = best_seconds(ask)
         except NoRuleError as error:
             yield row(peer.name, REFUSES, None, note=str(error))
         except ModuleNotFoundError as error:

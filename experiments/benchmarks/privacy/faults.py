@@ -38,7 +38,7 @@ class Fault:
 
 def replace_one_rdp(noise_over_clip: float, count: int) -> float:
     """RdpAccountant under REPLACE_ONE for Gaussian noise of noise_over_clip·C on sums of records clipped to C."""
-    import dp_accounting
+    import dp_accounting  # type: ignore[import-untyped, unused-ignore]
 
     accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_accounting.GaussianDpEvent(noise_over_clip), count)
@@ -47,7 +47,7 @@ def replace_one_rdp(noise_over_clip: float, count: int) -> float:
 
 def poisson(z: float, q: float, count: int, *, interval: float) -> Bracket:
     """ε at δ = 1e-5 of Gaussians with hidden Poisson sampling, by dp-accounting from below and from above."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
+    from dp_accounting.pld import privacy_loss_distribution as distributions  # type: ignore[import-untyped, unused-ignore]
 
     found = []
     for is_pessimistic in (False, True):

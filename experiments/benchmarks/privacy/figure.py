@@ -68,7 +68,9 @@ def draw_accountants(rows: Sequence[Row], *, image_format: str) -> bytes:
     true = references(rows)
 
     def fill(figure: Figure) -> None:
-        panels: list[list[Axes]] = figure.subplots(2, max(len(names), 1), sharex=True, sharey="row", squeeze=False)
+        panels: list[list[Axes]] = figure.subplots(
+            2, max(len(names), 1), sharex=True, sharey="row", squeeze=False
+        ).tolist()
         for column, name in enumerate(names):
             _tightness(panels[0][column], rows, name=name, true=true)
             _times(panels[1][column], rows, name=name)
@@ -133,7 +135,10 @@ def _times(axes: Axes, rows: Sequence[Row], *, name: str) -> None:
 
 
 def draw_releases(rows: Sequence[Row], *, image_format: str) -> bytes:
-    """Left millions of noise values a second, right bytes as a share of float32's; "svg" or "png"."""
+    """Left millions of noise values a second, right bytes as a share of float32's; "svg" or "png".
+
+    Needs rows of both; equal rows give equal bytes with the same matplotlib.
+    """
     speeds = [row for row in rows if row.benchmark == "release" and row.quantity == "M values/s" and row.value]
     sizes = [row for row in rows if row.benchmark == "payload" and row.value]
     palette = sns.color_palette("colorblind")

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -95,7 +96,7 @@ def measured(name: str, ids: list[NDArray[np.int64]], *, varies: bool, rounds: i
                     records=ids[number % len(ids)],
                 )
 
-        found.append((seconds(record), seconds(lambda ledger=ledger: ledger.epsilon(delta=1e-5))))
+        found.append((seconds(record), seconds(partial(ledger.epsilon, delta=1e-5))))
     peak = peak_mib()
     recorded, totalled = (min(column) for column in zip(*found, strict=True))
     floor = min(seconds(lambda: count(ids, rounds=rounds)) for _ in range(repeats))

@@ -64,7 +64,7 @@ def response_noise(event: LossEvent) -> float:
 
 def dp_accounting_epsilon(kind: str, events: Sequence[LossEvent], delta: float) -> float:
     """What PLDAccountant or RdpAccountant says, with its own defaults."""
-    import dp_accounting
+    import dp_accounting  # type: ignore[import-untyped, unused-ignore]
 
     has_responses = any(event.mechanism == "randomized-response" for event in events)
     if has_responses and any(event.mechanism == "laplace" for event in events):
@@ -87,7 +87,7 @@ def dp_accounting_epsilon(kind: str, events: Sequence[LossEvent], delta: float) 
 
 def composed_pld_epsilon(events: Sequence[LossEvent], delta: float, *, is_pessimistic: bool) -> float:
     """dp-accounting's privacy loss distributions, composed by hand: counts are not ignored, mixes are possible."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
+    from dp_accounting.pld import privacy_loss_distribution as distributions  # type: ignore[import-untyped, unused-ignore]
 
     common = {"value_discretization_interval": INTERVAL, "pessimistic_estimate": is_pessimistic}
     dots = {"use_connect_dots": is_pessimistic}  # which has no optimistic form

@@ -37,7 +37,7 @@ def best_rate(act: Callable[[], object], *, values: int, seconds: float) -> floa
 def opendp_noise(values: int) -> Callable[[], object] | None:
     """The discrete Gaussian of opendp on a vector, where it is installed."""
     try:
-        import opendp.prelude as dp
+        import opendp.prelude as dp  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None
     dp.enable_features("contrib")

@@ -22,11 +22,11 @@ from asfl_privacy.reporting import write_atomic
 Facts = Mapping[str, Any]
 ACCOUNTANTS = """## Accountants
 
-ε at δ = 1e-5 unless said otherwise, sensitivity 1. Each figure is followed by its excess over the true ε (mpmath, 60 digits),
-or, where there is no finite formula, over our own low end. **TOO LOW**: claimed as an upper bound, yet below the truth, so what it
-promises does not hold. *too low*: an estimate below the truth. **TOO HIGH**: a lower bound above it. Where the reference is
-our bracket, a flag says that two brackets exclude each other, and not which of them is wrong. The ledger records every
-release in a round of its own, and its time holds all of that.
+ε at δ = 1e-5 unless said otherwise, sensitivity 1. Each figure is followed by its excess over the true ε (mpmath, 60 digits)
+or, where there is no finite formula, over our own low end. **TOO LOW**: claimed as an upper bound, yet below the truth, so
+what it promises does not hold. *too low*: an estimate below the truth. **TOO HIGH**: a lower bound above it. Where the
+reference is our bracket, a flag says that two brackets exclude each other, and not which of them is wrong. The ledger records
+every release in a round of its own, and its time holds all of that.
 """
 FAULTS = """## Known faults
 

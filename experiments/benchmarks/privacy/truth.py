@@ -47,7 +47,8 @@ def response_losses(event: LossEvent) -> Atoms:
     """(loss, probability) of the summed loss, largest loss first.
 
     The probabilities are the coefficients of (a + b·x + a'·x²)^n, by the three-term recurrence of powers of polynomials
-    (Knuth, TAOCP 2, 4.7, exercise 4: Euler), from each end up to its own half, where all it adds is stable.
+    (Euler), from each end up to the middle: there the positive of the recurrence's two growth rates is the larger one, so
+    the wanted solution outgrows every error, and past it the negative one is.
     """
     n, k = event.count, int(event.num_classes or 2)
     eps = 1 / _exact(event.noise_multiplier)
@@ -55,15 +56,14 @@ def response_losses(event: LossEvent) -> Atoms:
     top, middle, bottom = mp.exp(eps) / total, mp.mpf(k - 2) / total, 1 / total
     up = _power_coefficients(bottom, middle, top, n=n)
     down = _power_coefficients(top, middle, bottom, n=n)
-    peak = max(range(2 * n + 1), key=lambda index: up[index] if index <= n else down[2 * n - index])
-    mass = [up[index] if index <= peak else down[2 * n - index] for index in range(2 * n + 1)]
-    return [((index - n) * eps, mass[index]) for index in range(2 * n, -1, -1) if mass[index] > 0]
+    mass = [*up, *down[-2::-1]]
+    return [((index - n) * eps, mass[index]) for index in range(2 * n, -1, -1)]
 
 
 def _power_coefficients(first: mp.mpf, second: mp.mpf, third: mp.mpf, *, n: int) -> list[mp.mpf]:
-    """Coefficients 0 to 2n of (first + second·x + third·x²)^n: m·first·c_m = Σ_i (i·(n + 1) − m)·p_i·c_{m − i}."""
+    """Coefficients 0 to n of (first + second·x + third·x²)^n: m·first·c_m = Σ_i (i·(n + 1) − m)·p_i·c_{m − i}."""
     found = [first**n]
-    for m in range(1, 2 * n + 1):
+    for m in range(1, n + 1):
         term = (n + 1 - m) * second * found[m - 1]
         if m >= 2:
             term += (2 * (n + 1) - m) * third * found[m - 2]
