@@ -120,7 +120,7 @@ def _claim(row: Row, *, low: float, high: float) -> str:
         return "" if row.kind == REFUSES else row.kind
     text = _number(row.value, digits=6)
     if low > 0.0:
-        text += f" ({100.0 * (row.value / low - 1.0):+.2g} %)"
+        text += f" ({100.0 * (row.value / low - 1.0):+.3g} %)"
     flag = wrong_side(row, low=low, high=high)
     if not flag:
         return text

@@ -4,7 +4,7 @@
 
 Each number is a row of OUT/rows.csv, written as soon as its benchmark is done; OUT/report.md and the figures are made from
 the rows and run.json alone (report.py). dp-accounting comes with the extra `dev`; opendp is measured where it is installed.
-Everything runs on one thread. --quick takes about two minutes on an idle core, the whole about ten.
+Everything runs on one thread. --quick took three to five minutes on a busy core; the whole takes several times as long.
 """
 
 from __future__ import annotations
