@@ -57,7 +57,7 @@ def test_a_sweep_leaves_rows_report_table_curve_and_provenance(finished):
     assert [progress.done for progress in seen] == list(range(1, 9))
     assert seen[-1].seconds_left == 0.0
     page = (folder / "report.html").read_text()
-    for words in ("collude", "Labels", "Model updates", "ideal arithmetic", "ℓ2"):
+    for words in ("collude", "Labels", "Model updates", "REPRODUCE ONLY, no guarantee", "ℓ2"):
         assert words in page, words
 
 
