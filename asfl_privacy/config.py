@@ -273,6 +273,12 @@ class SweepConfig(BaseModel):
                 raise ValueError(f"{name} {value} has no effect without filter individual; add it, or leave {name} out")
         if self.planned_steps is not None and self.updates != "dp-sgd":
             raise ValueError(f"planned_steps {self.planned_steps} has no effect without updates dp-sgd; leave it out")
+        defaults = type(self).model_fields
+        for name in ("update_clip", "update_share"):
+            if self.updates == "none" and getattr(self, name) != defaults[name].default:
+                raise ValueError(f"{name} {getattr(self, name):g} has no effect with updates none; leave it out")
+        if self.calibration == "paper" and set(self.mech) == {"none"}:
+            raise ValueError("calibration paper has no effect with mech none; leave it out")
         if self.calibration == "paper" and (self.total_epsilon or self.updates != "none" or self.noise == "once"):
             raise ValueError(
                 "calibration paper is PixelDP as published, for one release at a time; give epsilon, updates none and noise "

@@ -15,7 +15,9 @@ from asfl_privacy.cells import Target
 from asfl_privacy.config import SweepConfig, label_epsilon
 from asfl_privacy.federated import Federation, Privacy
 from asfl_privacy.federated.local_training import update_noise
+from asfl_privacy.federated.private_steps import check_private_network
 from asfl_privacy.federated.sharing import plan_head
+from asfl_privacy.federated.steps import Pool
 from asfl_privacy.mechanisms.label_randomiser import response_multiplier
 
 SPARE = 1.5
@@ -63,10 +65,21 @@ def plan_privacy(config: SweepConfig, target: Target, *, federation: Federation)
         draft = replace(draft, label_epsilon=labels)
     if target.epsilon is not None:
         return _for_one_release(config, target, draft=draft, federation=federation)
+    if config.updates == "dp-sgd":
+        _check_gradients(federation)
     for _ in range(2):  # the sampler's error hangs on the noise a little: plan with that of the first answer
         planned = _planned(config, target, draft=draft, federation=federation)
         draft = _for_a_total(target, planned, draft=draft, has_filter=config.filter == "individual")
     return draft
+
+
+def _check_gradients(federation: Federation) -> None:
+    """Refuse a network that DP-SGD cannot train while nothing has been released yet; it evaluates again afterwards."""
+    client = federation.clients[0]
+    federation.load(federation.initial_weights, training=True)
+    pool = Pool(inputs=client.inputs[:2], labels=client.labels[:2], num_own=min(2, client.num_records))
+    check_private_network(federation.model, pool)
+    federation.load(federation.initial_weights, training=False)
 
 
 def planned_notes(config: SweepConfig, privacy: Privacy) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from asfl_privacy.federated.private_updates import AddNoise, noised_sum
 from asfl_privacy.mechanisms import noise_rows, rows_before_noise, split_head
 from asfl_privacy.mechanisms.label_randomiser import randomize_labels
 from asfl_privacy.mechanisms.lattice import SystemSource
-from asfl_privacy.run import STATEMENT_FILE, STATEMENT_JSON_FILE
+from asfl_privacy.run import ROW_FILE, STATEMENT_FILE, STATEMENT_JSON_FILE, epsilon_columns, file_digest
 from asfl_privacy.run_folder import FinishedRun
 
 UPDATE_VALUES = 512
@@ -105,6 +105,15 @@ def _check_documents(run: FinishedRun) -> tuple[list[str], list[str]]:
     ):
         line = "follows from ledger.json alone" if holds else "is not what ledger.json gives"
         (checked if holds else findings).append(f"{name} {line}")
+    row = json.loads((run.folder / ROW_FILE).read_text(encoding="utf-8"))
+    changed = [name for name, digest in row["sha256"].items() if file_digest(run.folder / name) != digest]
+    spent = epsilon_columns(run.ledger, delta=facts.delta)
+    same_row = all(row["row"].get(column) == value for column, value in spent.items())
+    for holds, good, bad in (
+        (not changed, "no file has changed since it was written", f"changed since written: {', '.join(changed)}"),
+        (same_row, "the row's ε are those of the ledger", "the row's ε are not those of the ledger"),
+    ):
+        (checked if holds else findings).append(good if holds else bad)
     total = run.ledger.epsilon(delta=facts.delta).high
     if facts.total_epsilon is not None:
         holds = total <= facts.total_epsilon

@@ -63,7 +63,26 @@ def test_a_statement_that_does_not_follow_from_the_ledger_is_found(folder, tmp_p
     (copy / "statement.json").write_text(json.dumps(stored))
     audited = audit_run(read_run(copy))
     assert not audited.passed
-    assert audited.findings == ("statement.json is not what ledger.json gives",)
+    assert audited.findings == (
+        "statement.json is not what ledger.json gives",
+        "changed since written: statement.json",
+    )
+
+
+@pytest.mark.parametrize("name", ["config.toml", "row.json"])
+def test_an_edited_run_is_found(folder, tmp_path, name):
+    """Catches: an audit that trusts the configuration or the row beside the ledger."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    if name == "row.json":
+        stored = json.loads((copy / name).read_text())
+        stored["row"]["epsilon_total"] /= 2
+        (copy / name).write_text(json.dumps(stored))
+    else:
+        text = (copy / name).read_text()
+        (copy / name).write_text(text.replace("lr = 0.1", "lr = 0.9"))
+    audited = audit_run(read_run(copy))
+    assert not audited.passed
+    assert len(audited.findings) == 1
 
 
 def test_the_account_command_makes_the_same_statement_from_the_ledger_alone(folder, tmp_path, capsys):
@@ -76,7 +95,7 @@ def test_the_account_command_makes_the_same_statement_from_the_ledger_alone(fold
         if name.endswith("json"):
             assert json.loads(printed) == json.loads(written)
         else:
-            assert printed == written + "\n"
+            assert printed == written
 
 
 def test_a_statement_shows_no_single_record_and_no_path(folder):

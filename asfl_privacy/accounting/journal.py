@@ -88,6 +88,7 @@ class Journal:
 
     def __init__(self, path: Path, snapshot: Snapshot) -> None:
         self.path = path
+        self.is_cut = False  # whether a last line was cut short when the file was read
         self._snapshot = snapshot
         self._filters: dict[RecordBudget, tuple[int, RecordFilter]] = {}
 
@@ -121,7 +122,10 @@ class Journal:
         """
         path = Path(path)
         with locked(path, READ) as descriptor:
-            return cls(path, scan(descriptor, path, None)[0])
+            snapshot, is_cut = scan(descriptor, path, None)
+        journal = cls(path, snapshot)
+        journal.is_cut = is_cut
+        return journal
 
     @property
     def facts(self) -> JournalFacts:

@@ -127,9 +127,13 @@ def open_facts(descriptor: int, path: Path, facts: JournalFacts) -> Snapshot:
     words = asdict(facts) | {"p": norm_word(facts.p)}
     header = _line("", json.dumps({"format": FORMAT, "version": VERSION, "note": NOTE} | words))
     found = os.pread(descriptor, len(header) + 1, 0)
-    if found != header and header.startswith(found):  # new, empty, or cut short while it was made
+    if found and found != header and header.startswith(found):
+        raise ValueError(
+            f"{path} ends inside its first line: what it held is not known; restore a copy, or remove it if no run used it"
+        )
+    if not found:
         try:
-            _write_line(descriptor, header, size=0, cut=bool(found))
+            _write_line(descriptor, header, size=0, cut=False)
             _sync_folder(path.parent)
         except BaseException:
             path.unlink(missing_ok=True)

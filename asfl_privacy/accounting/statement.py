@@ -202,7 +202,9 @@ def _json(number: float) -> float | str:
 
 def _total_words(total: dict[str, Any]) -> str:
     high, low = float(total["epsilon"]), float(total["epsilon_low"])
-    exact = high - low <= 1e-9 * high or (math.isinf(high) and math.isinf(low))
+    if math.isinf(high):
+        return f"ε = unbounded, δ = {number_words(total['delta'])} (so much was released that no useful bound is left)"
+    exact = high - low <= 1e-9 * high
     near = "exact" if exact else f"proven; at least {low:.4g} would be due by any accounting"
     return f"ε = {_up(total['epsilon'])}, δ = {number_words(total['delta'])} ({near})"
 

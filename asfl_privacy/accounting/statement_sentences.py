@@ -97,6 +97,8 @@ def warnings_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
         Lines; empty where nothing is to be flagged.
     """
     found = []
+    if not ledger.event_classes:
+        found.append("Nothing was noised and sent in this run: the figures say nothing of what else left the clients.")
     delta = ledger.delta_used(facts.delta)
     if delta >= 1 / facts.num_records:  # 1/n rounds to the nearest float, so every δ from the true 1/n on is met
         found.append(

@@ -23,9 +23,13 @@ def audit(
     *,
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Folder of a finished run.")] = None,
     mech: Annotated[str | None, typer.Option("--mech", metavar="gaussian|laplace", help="Without a run.")] = None,
-    epsilon: Annotated[float, typer.Option("--epsilon", metavar="E", help="ε of one release, without a run.")] = 1.0,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", metavar="E", help="ε of one release, without a run. [1]")
+    ] = None,
     delta: Annotated[float | None, typer.Option("--delta", metavar="D", help="δ; Laplace: 0. [1e-5]")] = None,
-    sensitivity: Annotated[float, typer.Option("--sensitivity", metavar="Δ", help="ℓ2, or ℓ1 for Laplace.")] = 1.0,
+    sensitivity: Annotated[
+        float | None, typer.Option("--sensitivity", metavar="Δ", help="ℓ2, or ℓ1 for Laplace. [1]")
+    ] = None,
     alpha: Annotated[float, typer.Option("--alpha", metavar="A", help="Probability of a false alarm.")] = 1e-6,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the test inputs, not of the noise.")] = 0,
     as_json: Json = False,
@@ -42,6 +46,10 @@ def audit(
     if (run is None) == (mech is None):
         raise ValueError("audit needs either the folder of a run or --mech, and not both; give one of them")
     if run is not None:
+        if (epsilon, delta, sensitivity) != (None, None, None):
+            raise ValueError(
+                "epsilon, delta and sensitivity of a run are those of its ledger; leave them out, or give --mech without a run"
+            )
         outcome = audit_run(read_run(run), alpha=alpha, seed=seed)
         if as_json:
             print(to_json(outcome.to_dict()))  # noqa: T201
@@ -56,8 +64,9 @@ def audit(
         return 0 if outcome.passed else 1
     assert mech is not None
     asked = delta if delta is not None else (0.0 if mech == "laplace" else DEFAULT_DELTA)
-    z = calibrate_noise(mech, epsilon=epsilon, delta=asked).noise_multiplier
-    layer = NoiseLayer(make_mechanism(mech, scale=scale_for(z, sensitivity=sensitivity), sensitivity=sensitivity))
+    z = calibrate_noise(mech, epsilon=1.0 if epsilon is None else epsilon, delta=asked).noise_multiplier
+    moved = 1.0 if sensitivity is None else sensitivity
+    layer = NoiseLayer(make_mechanism(mech, scale=scale_for(z, sensitivity=moved), sensitivity=moved))
     report = audit_room.run(
         layer, audit_room.claim_of(layer, input_shape=(NUM_VALUES,), delta=asked), alpha=alpha, seed=seed
     )

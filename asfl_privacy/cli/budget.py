@@ -109,7 +109,7 @@ def account(
         if as_json:
             print(to_json(statement_record(book, facts=facts)))  # noqa: T201
         else:
-            print(write_statement(book, facts=facts))  # noqa: T201
+            print(write_statement(book, facts=facts), end="")  # noqa: T201 - byte for byte as statement.md
         return
     asked_delta = delta if delta is not None else _default_delta(book, facts)
     bracket = book.epsilon(delta=asked_delta, distance=distance)
@@ -131,6 +131,8 @@ def account(
         numbers |= {"relation": book.relation, "guarantee": "none: reproduce only" if book.is_reproducible else "yes"}
     if runs is not None:
         numbers["runs"] = runs
+        if Journal.read(ledger).is_cut if ledger is not None else False:
+            numbers["note"] = "the last line is cut short and left out: what it charged, if anything, was not sent"
     show(numbers, as_json=as_json)
 
 

@@ -74,7 +74,11 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         _leave("interrupted", INTERRUPTED)
     except SweepStoppedError as error:
         _leave(f"interrupted: {error}; go on with the same command and --resume", INTERRUPTED)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        if error.filename is not None and error.strerror is not None:
+            _leave(f"{error.filename}: {error.strerror}; give a file or folder that can be used", BAD_INPUT)
+        _leave(str(error), BAD_INPUT)
+    except ValueError as error:
         _leave(str(error), BAD_INPUT)
     if not given:
         sys.exit(BAD_INPUT)

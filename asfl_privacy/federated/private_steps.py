@@ -140,6 +140,19 @@ def run_private_steps(
     return PrivateSteps(num_remote=num_remote, participations=participations)
 
 
+def check_private_network(network: nn.Module, pool: Pool) -> None:
+    """Refuse a network without per-record gradients before anything is released; made-up records alone are run.
+
+    Args:
+        network: What is going to be trained, in training mode.
+        pool: Gives the shapes and types of its inputs and labels.
+
+    Raises:
+        ValueError: As `run_private_steps` before its first step.
+    """
+    _checked_gradients(copy_for_gradients(network), pool, losses=None)
+
+
 def copy_for_gradients(network: nn.Module) -> nn.Module:
     """A copy whose in-place activations work out of place, once every block can give per-record gradients.
 

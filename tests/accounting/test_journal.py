@@ -357,16 +357,27 @@ def test_a_crash_charges_what_may_have_been_sent_and_loses_nothing_before(journa
     assert Journal.read(path).ledger() == found == journal.ledger()
 
 
-def test_a_crash_while_the_file_is_made_leaves_what_the_next_open_completes(path):
-    """Every length of a first line cut short. Catches: refusing one's own torn first line, or taking it for a journal."""
+def test_a_first_line_cut_short_is_refused_and_an_empty_file_completed(path):
+    """Every length. Catches: a file cut down to a piece of its first line that starts a fresh account without a word."""
     Journal.open(path, **FACTS)
     whole = path.read_bytes()
-    for length in range(0, len(whole), 17):
+    path.write_bytes(b"")
+    Journal.open(path, **FACTS)
+    assert path.read_bytes() == whole
+    for length in range(1, len(whole), 17):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="is no asfl-privacy journal"):
             Journal.read(path)
-        Journal.open(path, **FACTS)
-        assert path.read_bytes() == whole
+        with pytest.raises(ValueError, match="ends inside its first line"):
+            Journal.open(path, **FACTS)
+        assert path.read_bytes() == whole[:length]
+
+
+def test_a_reader_says_that_a_last_line_was_cut_short(journal, path):
+    journal.append("a", **GAUSSIAN, round=0, records=[1, 2, 4])
+    assert not Journal.read(path).is_cut
+    path.write_bytes(path.read_bytes() + b"half a line")
+    assert Journal.read(path).is_cut
 
 
 def test_every_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_append(journal, path):

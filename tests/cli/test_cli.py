@@ -397,3 +397,26 @@ def test_no_command_shows_help_and_exits_2(capsys):
     code, out, _ = call(capsys)
     assert code == 2
     assert "sweep" in out
+
+
+def test_a_private_fedavg_run_is_never_trained_without_noise(tmp_path, capsys):
+    """Catches: `train --method fedavg --updates dp-fedavg` that picks the unnoised reference beside it."""
+    flags = ["--method=fedavg", "--updates=dp-fedavg", "--total-epsilon=8", "--clients=2", "--cohort=2", "--rounds=1"]
+    with pytest.raises(SystemExit) as left:
+        main(
+            [
+                "train",
+                *flags,
+                "--tail-steps=1",
+                "--full-steps=1",
+                "--partition=iid",
+                "--out",
+                str(tmp_path / "run"),
+                "--json",
+            ]
+        )
+    assert left.value.code == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["mech"], row["updates"]) == ("gaussian", "dp-fedavg")
+    assert 7.9 < row["epsilon_total"] <= 8.0
+    assert (tmp_path / "run" / "ledger.json").is_file()
