@@ -131,3 +131,19 @@ def test_a_vector_counts_as_one_record():
     exact = layer(torch.zeros(4096)).double() / layer.lattice_for(4096).spacing
     assert torch.equal(exact, exact.round())
     assert not torch.equal(exact / 8, (exact / 8).round())
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_cuda_noise_comes_from_the_host():
+    """Catches: noise from the device's generator, which a seed repeats."""
+    layer = NoiseLayer(Gaussian(noise_stddev=1.0, sensitivity=1.0))
+    x = torch.zeros(64, 32, device="cuda")
+    torch.cuda.manual_seed(0)
+    first = layer(x)
+    torch.cuda.manual_seed(0)
+    again = layer(x)
+    assert first.device == x.device
+    assert not (first == again).any()
+    cells = first.double().cpu() / layer.lattice_for(32).spacing
+    assert torch.equal(cells, cells.round())
