@@ -33,7 +33,9 @@ class EventClass:
             "seeded" (reproducible: no guarantee towards whoever knows or guesses the seed).
         epsilon_excess: e ≥ 0 of one release by the lattice sampler, see ``tail_probability``.
         tail_probability: τ in [0, 1) of one release: with P the ideal and P̃ the drawn output distribution,
-            P̃(S) ≤ e^(e/2)·P(S) and P(S) ≤ e^(e/2)·P̃(S) + τ for every event S.
+            P̃(S) ≤ e^(e/2)·P(S) and P(S) ≤ e^(e/2)·P̃(S) + τ for every event S. For a Gaussian, moreover, τ is the mass of
+            noise outside a table of at most ``sampler_error.TABLE_REACH`` standard deviations, within which e^(e/2) holds
+            cell by cell.
         client_multiplier: in channel "updates", σ/Δ with Δ for a change of any or all records of one client at once (a
             clipped client update); None where the shifts of the client's records add up (DP-SGD).
     """

@@ -12,7 +12,7 @@ from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
 from asfl_privacy.accounting.laplace import laplace_epsilon
 from asfl_privacy.accounting.pld import LossEvent, compose
 from asfl_privacy.accounting.rationals import fraction_down, fraction_up, sqrt_bounds
-from asfl_privacy.accounting.sampler_error import charged_epsilon, discounted_epsilon
+from asfl_privacy.accounting.sampler_error import charged_epsilon, discounted_epsilon, escape_probability
 from asfl_privacy.accounting.totals import PureClass, Tally
 
 
@@ -31,7 +31,7 @@ def spent_epsilon(tally: Tally, *, delta: float) -> EpsilonBracket:
         low ≤ the largest ε over units ≤ high, sampler error charged as in sampler_error.py with E and τ the largest sums
         of any unit, so that no unit is charged less than its own.
     """
-    excess, tail = (fraction_up(total.bounds()[1]) for total in (tally.excess, tally.tail))
+    excess, tail, escape = (fraction_up(total.bounds()[1]) for total in (tally.excess, tally.tail, tally.escape))
     square_low, square_high = tally.squares.bounds()
     if not tally.classes:
         return _with_sampler(
@@ -40,6 +40,7 @@ def spent_epsilon(tally: Tally, *, delta: float) -> EpsilonBracket:
             delta=delta,
             excess=excess,
             tail=tail,
+            escape=escape,
         )
     pure_low, pure_high = tally.pure.bounds()
     basic = _with_sampler(
@@ -56,6 +57,7 @@ def spent_epsilon(tally: Tally, *, delta: float) -> EpsilonBracket:
         delta=delta,
         excess=excess,
         tail=tail,
+        escape=escape,
     )
     if tally.squares.is_empty and tail == 0.0 and basic.high <= found.high:
         return EpsilonBracket(low=min(found.low, basic.high), high=basic.high, delta=0.0)
@@ -63,10 +65,16 @@ def spent_epsilon(tally: Tally, *, delta: float) -> EpsilonBracket:
 
 
 def _with_sampler(
-    upper: Callable[[float], float], lower: Callable[[float], float], *, delta: float, excess: float, tail: float
+    upper: Callable[[float], float],
+    lower: Callable[[float], float],
+    *,
+    delta: float,
+    excess: float,
+    tail: float,
+    escape: float = 1.0,
 ) -> EpsilonBracket:
     """The bracket of the drawn noise from both ends of the ideal ε, as functions of δ."""
-    high = charged_epsilon(upper, delta=delta, excess=excess, tail=tail)
+    high = charged_epsilon(upper, delta=delta, excess=excess, tail=tail, escape=escape)
     low = discounted_epsilon(lower, delta=delta, excess=excess, tail=tail)
     return EpsilonBracket(low=min(low, high), high=high, delta=delta)
 
@@ -123,7 +131,8 @@ def release_epsilon(events: Iterable[EventClass], *, delta: float, distance: flo
                 return composed_gaussian_epsilon(1 / multiplier**2, delta=rest).high
             return fraction_up(1 / multiplier)
 
-        highest = max(highest, charged_epsilon(ideal, delta=delta, excess=excess, tail=tail))
+        escape = escape_probability(tail, multiplier=multiplier) if is_gaussian else 1.0
+        highest = max(highest, charged_epsilon(ideal, delta=delta, excess=excess, tail=tail, escape=escape))
     return highest
 
 

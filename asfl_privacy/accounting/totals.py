@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from asfl_privacy.accounting.columns import Column, add_column, merge_columns
 from asfl_privacy.accounting.event import EventClass, multiplier_at
 from asfl_privacy.accounting.rationals import fraction_up
+from asfl_privacy.accounting.sampler_error import escape_probability
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -121,6 +122,7 @@ class Tally:
         pure: Σ 1/z of the others.
         excess: Σ epsilon_excess.
         tail: Σ tail_probability.
+        escape: Σ of the probabilities that noise leaves a neighbour's table, see ``sampler_error.escape_probability``.
         classes: pure mechanisms, by family (mechanism and num_classes), strongest first within each.
         counts: releases of every unit in each of ``classes``, shape (units, classes).
     """
@@ -129,6 +131,7 @@ class Tally:
     pure: LargestSum
     excess: LargestSum
     tail: LargestSum
+    escape: LargestSum
     classes: tuple[PureClass, ...]
     counts: Ints
 
@@ -195,7 +198,7 @@ def tally_releases(
         grouped.setdefault(cost, []).append(columns)
     known, size = _index([column for columns in parts.values() for column in columns], clients=clients)
     num_units = size if clients is None else int(clients.max(initial=-1)) + 1
-    squares, pure, excess, tail = (LargestSum(num_units) for _ in range(4))
+    squares, pure, excess, tail, escape = (LargestSum(num_units) for _ in range(5))
     classes, place = _classes({cost for cost in grouped if cost.mechanism != "gaussian"}, num_units=num_units)
     counts = np.zeros((num_units, len(classes)), dtype=np.int64)
     for cost, listed in grouped.items():
@@ -209,6 +212,9 @@ def tally_releases(
             excess.add(Fraction(cost.excess), releases)
         if cost.tail:
             tail.add(Fraction(cost.tail), releases)
+            known_shift = cost.mechanism == "gaussian" and cost.drawn != "shared"
+            leaves = escape_probability(cost.tail, multiplier=cost.multiplier) if known_shift else 1.0
+            escape.add(Fraction(leaves), releases)
         if cost.mechanism == "gaussian":
             weights = releases
             if cost.drawn == "shared" and clients is not None:
@@ -217,7 +223,7 @@ def tally_releases(
         else:
             pure.add(1 / cost.multiplier, releases)
             counts[:, place[cost]] += releases
-    return Tally(squares=squares, pure=pure, excess=excess, tail=tail, classes=classes, counts=counts)
+    return Tally(squares=squares, pure=pure, excess=excess, tail=tail, escape=escape, classes=classes, counts=counts)
 
 
 def count_releases(parts: Iterable[Sequence[Column]]) -> LedgerCounts:

@@ -145,8 +145,7 @@ def _print_total(console: Console, ledger: Path | None) -> None:
     total = book.spent(delta=DEFAULT_DELTA)
     console.print(
         f"{ledger}: {len(book.runs)} noised runs on these records together (others have no bound): "
-        f"ε {bound(total.high)} at δ {total.delta:g}"
-        + (REPRODUCE_ONLY if book.ledger().is_reproducible else ""),
+        f"ε {bound(total.high)} at δ {total.delta:g}" + (REPRODUCE_ONLY if book.ledger().is_reproducible else ""),
         highlight=False,
         markup=False,
     )

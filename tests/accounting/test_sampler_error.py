@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
-from asfl_privacy.accounting.sampler_error import charged_epsilon, discounted_epsilon
+from asfl_privacy.accounting.sampler_error import charged_epsilon, discounted_epsilon, escape_probability
 
 
 def exact_charge(*, mu, delta, excess, tail):
@@ -128,3 +129,49 @@ def test_an_exact_sampler_costs_nothing():
     assert charged_epsilon(lambda delta: 3.0 + delta, delta=0.25, excess=0.0, tail=0.0) == 3.25
     assert discounted_epsilon(lambda delta: 3.0 + delta, delta=0.25, excess=0.0, tail=0.0) == 3.25
     assert discounted_epsilon(lambda _: 1.0, delta=0.5, excess=1e-3, tail=0.6) == 0.0
+
+
+def test_escapes_are_those_of_a_gaussian_table_by_integration():
+    """Σ over a table of K cells of noise that a shift carries outside, against mpmath. Catches: T + s, a missing factor."""
+    with mp.workdps(60):
+        for s_cells, reach, shift in ((16, 6, 10), (32, 8, 64), (32, 12, 200)):
+            cells = reach * s_cells
+            beyond = 2 * mp.ncdf(-(cells + mp.mpf(1) / 2) / s_cells)
+            escaped = mp.ncdf(-(cells - shift + mp.mpf(1) / 2) / s_cells)
+            found = escape_probability(float(beyond), multiplier=Fraction(s_cells, shift))
+            assert found >= float(escaped)
+    assert escape_probability(1e-302, multiplier=Fraction(1)) < 1e-280
+    assert escape_probability(1e-302, multiplier=Fraction(1, 30)) <= 1.0
+
+
+def test_a_large_epsilon_stays_finite_where_noise_cannot_escape():
+    """Catches: e^ε·τ alone, by which every total beyond ε = 690 is unbounded."""
+    assert charged_epsilon(lambda _: 900.0, delta=1e-5, excess=0.0, tail=1e-302) == math.inf
+    assert charged_epsilon(lambda _: 900.0, delta=1e-5, excess=0.0, tail=1e-302, escape=1e-180) == pytest.approx(900.0)
+    assert charged_epsilon(lambda _: 900.0, delta=1e-5, excess=0.0, tail=1e-302, escape=1e-4) == math.inf
+
+
+@pytest.mark.parametrize("shift", [1, 3, 6])
+def test_no_drawn_pair_exceeds_the_charge_by_escapes(shift):
+    """A table cut at 5 of σ = 4 cells by brute force: drawn P̃ against drawn Q̃, δ(ε) of every ε. Catches: no escape at all."""
+    sigma, cells = 4.0, 20
+    k = np.arange(-cells, cells + 1)
+    weights = ndtr((k + 0.5) / sigma) - ndtr((k - 0.5) / sigma)
+    drawn = weights / weights.sum()
+    excess = 2 * -math.log(weights.sum())  # the renormalised table exceeds the ideal by this factor in every cell
+    tail = 1.0 - weights.sum()
+    first = np.zeros(2 * cells + 1 + shift)
+    second = first.copy()
+    first[: 2 * cells + 1], second[shift:] = drawn, drawn
+    z = Fraction(int(sigma), shift)
+    for delta in (1e-2, 1e-3, 1e-4):
+        escape = escape_probability(tail, multiplier=z)
+        epsilon = charged_epsilon(
+            lambda rest: composed_gaussian_epsilon(1 / z**2, delta=rest).high,
+            delta=delta,
+            excess=excess,
+            tail=tail,
+            escape=escape,
+        )
+        if math.isfinite(epsilon):
+            assert np.maximum(first - math.exp(epsilon) * second, 0.0).sum() <= delta
