@@ -255,4 +255,6 @@ def _increasing(vector: Ints) -> bool:
 
 
 def _same(mine: Ints | None, theirs: Ints | None) -> bool:
-    return (mine is None) == (theirs is None) and (mine is None or np.array_equal(mine, theirs))  # type: ignore[arg-type]
+    if mine is None or theirs is None:
+        return mine is theirs
+    return np.array_equal(mine, theirs)

@@ -22,7 +22,7 @@ from asfl_privacy.accounting.ledger import PRIVACY_UNIT
 try:
     import fcntl
 except ImportError:  # a system without advisory locks
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # stands for "no locks here": every use is refused
 
 FORMAT, VERSION, NOTE = "asfl-privacy journal", 1, "private: do not share"
 READ, APPEND = os.O_RDONLY, os.O_RDWR | os.O_APPEND

@@ -122,7 +122,7 @@ class Ledger:
             and all(self._column(event).equals(other._column(event)) for event in self._parts)
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # a ledger grows, so equal ones do not stay equal
 
     @property
     def relation(self) -> str:

@@ -148,7 +148,7 @@ def train_decoder(
         with torch.enable_grad():
             loss = mse_loss(decoder(released), records)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
         optimizer.step()
         schedule.step()
         if step % every == 0 or step == steps:

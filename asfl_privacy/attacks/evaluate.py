@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -147,11 +148,11 @@ def attack_release(
     quiet = RecipientView(
         before_noise=view.before_noise, after_noise=view.after_noise, mechanism=view.mechanism, clip=view.clip
     )
-    attacked = {"originals": inputs, "auxiliary_inputs": auxiliary, "input_box": box, "effort": effort}
-    without_noise = rebuild(noise_free, quiet, clean, **attacked, generator=_stream(seed, "without noise"))  # type: ignore[arg-type]
+    attack = partial(rebuild, originals=inputs, auxiliary_inputs=auxiliary, input_box=box, effort=effort)
+    without_noise = attack(noise_free, quiet, clean, generator=_stream(seed, "without noise"))
     noised = without_noise
     if view.noise_stddev is not None:
-        noised = rebuild(release, view, released, **attacked, generator=_stream(seed, "rebuild"))  # type: ignore[arg-type]
+        noised = attack(release, view, released, generator=_stream(seed, "rebuild"))
     first = inputs[: effort.membership_pairs]
     neighbours = any_two = None
     if radius is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -119,18 +120,13 @@ def rebuild(
     with torch.no_grad():
         rows = torch.cat([check_batch(release(sample), what="released"), released])  # tuned on the first, then attacked
     arriving = noise_at_the_end(view, rows[: len(sample)], sample)
-    common = {
-        "input_shape": input_shape,
-        "input_box": input_box,
-        "steps": effort.inversion_steps,
-        "generator": generator,
-    }
+    steps = effort.inversion_steps
+    search = partial(invert, input_shape=input_shape, input_box=input_box, steps=steps, generator=generator)
 
     def explain(rows: Tensor, prior_weight: float) -> Tensor:
-        return invert(
+        return search(
             view.expected,
             rows,
-            **common,  # type: ignore[arg-type]
             mechanism=view.mechanism,
             noise_stddev=arriving,
             restarts=effort.restarts,
@@ -139,10 +135,9 @@ def rebuild(
         )
 
     def denoise(rows: Tensor, prior_weight: float) -> Tensor:
-        return invert(
+        return search(
             nn.Identity(),
             rows,
-            **common,  # type: ignore[arg-type]
             mechanism=view.mechanism,
             noise_stddev=view.noise_stddev,
             prior_weight=prior_weight,
@@ -156,7 +151,15 @@ def rebuild(
 
     found = {"inversion": tuned(explain, rows)}
     if view.noise_stddev is not None and not view.noise_is_last and is_identity(view, sample):
-        noised = invert_noised(view.after_noise, rows, **common, noise_stddev=view.noise_stddev)  # type: ignore[arg-type]
+        noised = invert_noised(
+            view.after_noise,
+            rows,
+            input_shape=input_shape,
+            input_box=input_box,
+            steps=steps,
+            generator=generator,
+            noise_stddev=view.noise_stddev,
+        )
         found["inversion, then denoising"] = tuned(denoise, noised)
     decoder = train_decoder(
         release, auxiliary_inputs, input_box=input_box, steps=effort.decoder_steps, generator=generator

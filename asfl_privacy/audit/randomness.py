@@ -25,7 +25,7 @@ def untouched_randomness() -> Iterator[None]:
         >>> bool((torch.get_rng_state() == before).all())
         True
     """
-    started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  (the layer may use it)
     devices = torch.cuda.get_rng_state_all() if started else []
     try:

@@ -68,7 +68,8 @@ def charge(account: Account, charges: Sequence[Charge], *, num_records: int, rou
         round: Round number.
 
     Raises:
-        ValueError: A release past a budget, or a journal that cannot be written: nothing is charged then.
+        ValueError: A release past a budget, or a damaged journal: nothing is charged then.
+        OSError: A journal that cannot be written: nothing may be sent then.
 
     Guarantee:
         The journal is on the disk when this returns. A process that dies before has sent nothing; one that dies after

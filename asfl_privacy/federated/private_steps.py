@@ -276,7 +276,7 @@ def _gradient_rows(
     """One row a record: its gradient over all parameters, shape (n, d)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_HARMLESS, category=UserWarning)
-        loss_of(wrapped(inputs)).sum().backward()  # type: ignore[no-untyped-call]
+        loss_of(wrapped(inputs)).sum().backward()  # type: ignore[no-untyped-call]  # torch's
     parts, totals = [], []
     for parameter in parameters:
         sample = getattr(parameter, "grad_sample", None)
@@ -288,7 +288,7 @@ def _gradient_rows(
         parts.append((unused.expand(len(inputs), *unused.shape) if sample is None else sample).reshape(len(inputs), -1))
         totals.append((unused if parameter.grad is None else parameter.grad).flatten())
         parameter.grad = None
-        parameter.grad_sample = None  # type: ignore[attr-defined]
+        parameter.grad_sample = None  # type: ignore[attr-defined]  # Opacus hangs it there
     rows, total = torch.cat(parts, dim=1).detach(), torch.cat(totals)
     scale = rows.norm(dim=1).sum() + total.norm()
     if bool((rows.sum(0) - total).norm() > _TOLERANCE[rows.dtype] * scale):  # false where a row is not finite

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
+from asfl_privacy.accounting import sampler_error
 from asfl_privacy.accounting.gaussian import composed_gaussian_epsilon
 from asfl_privacy.accounting.sampler_error import charged_epsilon, discounted_epsilon, escape_probability
 
@@ -131,17 +132,20 @@ def test_an_exact_sampler_costs_nothing():
     assert discounted_epsilon(lambda _: 1.0, delta=0.5, excess=1e-3, tail=0.6) == 0.0
 
 
-def test_escapes_are_those_of_a_gaussian_table_by_integration():
-    """Σ over a table of K cells of noise that a shift carries outside, against mpmath. Catches: T + s, a missing factor."""
+def test_escapes_are_those_of_a_gaussian_table_by_integration(monkeypatch):
+    """Noise that a shift carries outside a table of K cells, against mpmath: never less, twice it where T is the table's own
+    (both sides of the table are counted). Catches: T + s, a missing factor, a T below the table's."""
     with mp.workdps(60):
         for s_cells, reach, shift in ((16, 6, 10), (32, 8, 64), (32, 12, 200)):
             cells = reach * s_cells
             beyond = 2 * mp.ncdf(-(cells + mp.mpf(1) / 2) / s_cells)
-            escaped = mp.ncdf(-(cells - shift + mp.mpf(1) / 2) / s_cells)
-            found = escape_probability(float(beyond), multiplier=Fraction(s_cells, shift))
-            assert found >= float(escaped)
-    assert escape_probability(1e-302, multiplier=Fraction(1)) < 1e-280
-    assert escape_probability(1e-302, multiplier=Fraction(1, 30)) <= 1.0
+            escaped = float(mp.ncdf(-(cells - shift + mp.mpf(1) / 2) / s_cells))
+            monkeypatch.setattr(sampler_error, "TABLE_REACH", (cells + 0.5) / s_cells)
+            own = escape_probability(float(beyond), multiplier=Fraction(s_cells, shift))
+            monkeypatch.undo()
+            assert 2 * escaped <= own <= 2.001 * escaped
+            assert escape_probability(float(beyond), multiplier=Fraction(s_cells, shift)) >= own
+    assert 1e-302 <= escape_probability(1e-302, multiplier=Fraction(1)) < 1e-280
 
 
 def test_a_large_epsilon_stays_finite_where_noise_cannot_escape():
@@ -152,26 +156,34 @@ def test_a_large_epsilon_stays_finite_where_noise_cannot_escape():
 
 
 @pytest.mark.parametrize("shift", [1, 3, 6])
-def test_no_drawn_pair_exceeds_the_charge_by_escapes(shift):
-    """A table cut at 5 of σ = 4 cells by brute force: drawn P̃ against drawn Q̃, δ(ε) of every ε. Catches: no escape at all."""
+def test_no_drawn_pair_exceeds_the_charge_by_escapes(monkeypatch, shift):
+    """A table cut at 5 of σ = 4 cells by brute force: drawn P̃ against drawn Q̃ at the ε charged, and at the ε that a charge
+    without escapes would give, which is too small where noise escapes most. Catches: no escape at all."""
     sigma, cells = 4.0, 20
     k = np.arange(-cells, cells + 1)
     weights = ndtr((k + 0.5) / sigma) - ndtr((k - 0.5) / sigma)
     drawn = weights / weights.sum()
     excess = 2 * -math.log(weights.sum())  # the renormalised table exceeds the ideal by this factor in every cell
-    tail = 1.0 - weights.sum()
+    tail = 2 * float(ndtr(-(cells + 0.5) / sigma))
     first = np.zeros(2 * cells + 1 + shift)
     second = first.copy()
     first[: 2 * cells + 1], second[shift:] = drawn, drawn
     z = Fraction(int(sigma), shift)
-    for delta in (1e-2, 1e-3, 1e-4):
-        escape = escape_probability(tail, multiplier=z)
-        epsilon = charged_epsilon(
-            lambda rest: composed_gaussian_epsilon(1 / z**2, delta=rest).high,
-            delta=delta,
-            excess=excess,
-            tail=tail,
-            escape=escape,
-        )
-        if math.isfinite(epsilon):
-            assert np.maximum(first - math.exp(epsilon) * second, 0.0).sum() <= delta
+    monkeypatch.setattr(sampler_error, "TABLE_REACH", (cells + 0.5) / sigma)
+    escape = escape_probability(tail, multiplier=z)
+
+    def spent(epsilon):
+        return np.maximum(first - math.exp(epsilon) * second, 0.0).sum()
+
+    def charged(delta, escape):
+        def ideal(rest):
+            return composed_gaussian_epsilon(1 / z**2, delta=rest).high
+
+        return charged_epsilon(ideal, delta=delta, excess=excess, tail=1.0, escape=escape)
+
+    for delta in (1e-2, 2 * escape, 1.01 * escape):
+        epsilon = charged(delta, escape)
+        assert math.isfinite(epsilon)
+        assert spent(epsilon) <= delta
+    if shift == 6:
+        assert spent(charged(escape / 4, 0.0)) > escape / 4
