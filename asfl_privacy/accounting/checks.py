@@ -120,3 +120,16 @@ def check_radius(radius: object) -> float | str:
     if radius == "any":
         return "any"
     return check_real("radius", radius, minimum=0.0, exclusive=True, fix='pass e.g. radius=0.1, or radius="any"')
+
+
+def check_box(input_box: tuple[float, float]) -> tuple[float, float]:
+    """Return (low, high), finite with low < high, or raise ValueError."""
+    try:
+        low, high = (
+            check_real("input_box", end, minimum=-1e30, exclusive=False, fix="pass (0, 1)") for end in input_box
+        )
+    except TypeError:
+        raise ValueError(f"input_box is {input_box!r}: it must be a pair (low, high); pass (0, 1)") from None
+    if not low < high <= 1e30:
+        raise ValueError(f"input_box is ({low:g}, {high:g}): low must be below high; pass (0, 1)")
+    return low, high

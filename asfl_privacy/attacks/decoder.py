@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
-from asfl_privacy.accounting.checks import check_integer, check_real
-from asfl_privacy.attacks.guards import check_batch, check_box, check_rows
+from asfl_privacy.accounting.checks import check_box, check_integer, check_real
+from asfl_privacy.attacks.guards import check_batch, check_rows
 
 CHECKS = 20
 """How often the decoder is tried on the auxiliary records that it does not learn from."""

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asfl_privacy.accounting.checks import check_integer
-from asfl_privacy.attacks.guards import check_batch, check_box, check_labels, check_rows
+from asfl_privacy.accounting.checks import check_box, check_integer
+from asfl_privacy.attacks.guards import check_batch, check_labels, check_rows
 from asfl_privacy.attacks.local_inverse import local_inverse
 from asfl_privacy.attacks.membership import MembershipGuess, farthest_neighbours, guess_membership, membership_bound
 from asfl_privacy.attacks.property_guess import PropertyGuess, guess_property

@@ -41,19 +41,6 @@ def check_labels(labels: object, *, what: str, count: int) -> Tensor:
     return labels.detach()
 
 
-def check_box(input_box: tuple[float, float]) -> tuple[float, float]:
-    """Return (low, high), finite with low < high, or raise ValueError."""
-    try:
-        low, high = (
-            check_real("input_box", end, minimum=-1e30, exclusive=False, fix="pass (0, 1)") for end in input_box
-        )
-    except TypeError:
-        raise ValueError(f"input_box is {input_box!r}: it must be a pair (low, high); pass (0, 1)") from None
-    if not low < high <= 1e30:
-        raise ValueError(f"input_box is ({low:g}, {high:g}): low must be below high; pass (0, 1)")
-    return low, high
-
-
 def check_stddev(noise_stddev: object) -> float | None:
     """Return a noise standard deviation in 1e-30 … 1e30, or None where no noise was added; else raise ValueError."""
     if noise_stddev is None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from asfl_privacy.accounting.checks import check_choice, check_integer, check_real
-from asfl_privacy.attacks.guards import check_batch, check_box, check_rows, check_settled, check_stddev
+from asfl_privacy.accounting.checks import check_box, check_choice, check_integer, check_real
+from asfl_privacy.attacks.guards import check_batch, check_rows, check_settled, check_stddev
 from asfl_privacy.attacks.view import MECHANISMS
 
 EXACT = 1e-3

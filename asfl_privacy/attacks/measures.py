@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from asfl_privacy.attacks.guards import check_batch, check_box
+from asfl_privacy.accounting.checks import check_box
+from asfl_privacy.attacks.guards import check_batch
 
 PSNR_CEILING = 20.0 * math.log10(2.0**23)
 """138.5 dB: an error of one float32 step at the width of the box; equal images count as this near, not as infinitely near."""

@@ -15,8 +15,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from asfl_privacy.accounting.checks import check_choice, check_delta, check_integer, check_norm, check_real
-from asfl_privacy.attacks.guards import check_batch, check_box, check_confidence, check_rows, check_settled
+from asfl_privacy.accounting.checks import check_box, check_choice, check_delta, check_integer, check_norm, check_real
+from asfl_privacy.attacks.guards import check_batch, check_confidence, check_rows, check_settled
 from asfl_privacy.attacks.intervals import rate_interval
 from asfl_privacy.attacks.view import MECHANISMS
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from asfl_privacy.accounting.checks import check_choice, check_integer, check_multiplier
+from asfl_privacy.accounting.checks import check_box, check_choice, check_integer, check_multiplier
 from asfl_privacy.mechanisms.clipping import clip_rows
 from asfl_privacy.mechanisms.families import FAMILIES, make_mechanism
-from asfl_privacy.mechanisms.guards import make_input_box, make_input_shape
+from asfl_privacy.mechanisms.guards import make_input_shape
 from asfl_privacy.mechanisms.mechanism import scale_for
 from asfl_privacy.mechanisms.placement import check_eval, split_head, valid_placements
 from asfl_privacy.mechanisms.release_sensitivity import release_sensitivity
@@ -81,7 +81,7 @@ def choose_placement(
     family = check_choice("mechanism", mechanism, tuple(FAMILIES))
     noise_multiplier = check_multiplier(noise_multiplier)
     num_samples = check_integer("num_samples", num_samples, minimum=1)
-    low, high = make_input_box(input_box)
+    low, high = check_box(input_box)
     input_shape = make_input_shape(input_shape)
     candidates = valid_placements(head)
     candidates = (*candidates[:-2], "exchange")  # after the last block is the exchange itself

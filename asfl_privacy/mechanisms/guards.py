@@ -80,19 +80,6 @@ def check_clip(clip: object) -> float | None:
     return check_real("clip", clip, minimum=1e-30, exclusive=False, fix="pass e.g. clip=1.0, or clip=None for no clip")
 
 
-def make_input_box(input_box: tuple[float, float]) -> tuple[float, float]:
-    """Return a box (low, high) with finite low < high, or raise ValueError."""
-    try:
-        low, high = (
-            check_real("input_box", end, minimum=-1e30, exclusive=False, fix="pass (0, 1)") for end in input_box
-        )
-    except TypeError:
-        raise ValueError(f"input_box is {input_box!r}: it must be a pair (low, high); pass (0, 1)") from None
-    if not low < high <= 1e30:
-        raise ValueError(f"input_box is ({low:g}, {high:g}): low must be below high; pass (0, 1)")
-    return low, high
-
-
 def make_input_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of one record as positive integers, or raise ValueError."""
     shape = tuple(input_shape)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from asfl_privacy.accounting.checks import check_choice, check_multiplier, check_norm, check_radius
+from asfl_privacy.accounting.checks import check_box, check_choice, check_multiplier, check_norm, check_radius
 from asfl_privacy.accounting.rationals import fraction_down
 from asfl_privacy.mechanisms.clipping import clip_rows
 from asfl_privacy.mechanisms.families import FAMILIES, make_mechanism
@@ -16,7 +16,6 @@ from asfl_privacy.mechanisms.guards import (
     check_activations,
     check_clip,
     check_input_box,
-    make_input_box,
     make_input_shape,
 )
 from asfl_privacy.mechanisms.lattice import (
@@ -180,7 +179,7 @@ def plan_release(
         p=check_norm(p),
         radius=check_radius(radius),
         clip=check_clip(clip),
-        input_box=make_input_box(input_box),
+        input_box=check_box(input_box),
         input_shape=make_input_shape(input_shape),
     )
 

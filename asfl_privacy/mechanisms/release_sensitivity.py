@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import sensitivity
-from asfl_privacy.accounting.checks import check_norm, check_radius, norm_word
+from asfl_privacy.accounting.checks import check_box, check_norm, check_radius, norm_word
 from asfl_privacy.accounting.rationals import fraction_up
 from asfl_privacy.mechanisms.clipping import clip_lipschitz
-from asfl_privacy.mechanisms.guards import check_clip, make_input_box, make_input_shape
+from asfl_privacy.mechanisms.guards import check_clip, make_input_shape
 from sensitivity import Certificate
 
 BUDGET_S = 0.1  # for each certificate: heads change every round
@@ -122,7 +122,7 @@ def release_sensitivity(
     p, q = check_norm(p), check_norm(q, name="q")
     clip_lipschitz(q)  # refuses norms that no mechanism has
     radius, clip = check_radius(radius), check_clip(clip)
-    low, high = make_input_box(input_box)
+    low, high = check_box(input_box)
     input_shape = make_input_shape(input_shape)
     if radius == "any" and clip is None:
         raise ValueError('radius is "any": any two records are bounded by 2C only; pass a clip, e.g. clip=1.0')
