@@ -156,3 +156,8 @@ def test_runs_on_one_ledger_add_up_and_other_data_are_refused(digits, tmp_path, 
         main(["train", *[f for f in flags if "radius" not in f], "--radius=2", "--epsilon=4", "--ledger", str(book)])
     assert left.value.code == 2
     assert "radius" in capsys.readouterr().err
+    with book.open("ab") as file:
+        file.write(b"half a line")
+    with pytest.raises(SystemExit):
+        main(["account", str(book), "--json", "--delta=1e-5"])
+    assert "cut short" in json.loads(capsys.readouterr().out)["note"]

@@ -101,7 +101,7 @@ def account(
             )
         show(_sampled(noise_multiplier or 0.0, releases, sampling, delta), as_json=as_json)
         return
-    book, runs = _book(ledger, mech=mech, noise_multiplier=noise_multiplier, releases=releases)
+    book, journal = _book(ledger, mech=mech, noise_multiplier=noise_multiplier, releases=releases)
     facts = None if book.facts is None else StatementFacts.from_dict(book.facts)
     if statement:
         if facts is None:
@@ -129,21 +129,21 @@ def account(
         numbers["epsilon_client"] = book.epsilon(delta=asked_delta, distance=distance, unit="client").high
     if ledger is not None:
         numbers |= {"relation": book.relation, "guarantee": "none: reproduce only" if book.is_reproducible else "yes"}
-    if runs is not None:
-        numbers["runs"] = runs
-        if Journal.read(ledger).is_cut if ledger is not None else False:
+    if journal is not None:
+        numbers["runs"] = len(journal.runs)
+        if journal.is_cut:
             numbers["note"] = "the last line is cut short and left out: what it charged, if anything, was not sent"
     show(numbers, as_json=as_json)
 
 
 def _book(
     ledger: Path | None, *, mech: str, noise_multiplier: float | None, releases: int
-) -> tuple[Ledger, int | None]:
-    """The ledger asked about, and of how many runs it is the sum where it is a data set's."""
+) -> tuple[Ledger, Journal | None]:
+    """The ledger asked about, and the journal it is the sum of where it is a data set's."""
     if ledger is not None:
         if is_journal(ledger):
             journal = Journal.read(ledger)
-            return journal.ledger(), len(journal.runs)
+            return journal.ledger(), journal
         return Ledger.load(ledger), None
     if not 1 <= releases <= 10_000_000:
         raise ValueError(f"releases {releases} must be a whole number from 1 to 10,000,000; give for example 100")
