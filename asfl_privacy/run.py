@@ -28,7 +28,7 @@ from asfl_privacy.cells import Cell, Target
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.data_ledger import open_journal
-from asfl_privacy.execution import Evaluation, RunResult, run_serially
+from asfl_privacy.execution import Evaluation, Progress, run_serially
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
 from asfl_privacy.federated.settings import UPDATES_ONLY
 from asfl_privacy.mechanisms import choose_placement, make_mechanism
@@ -276,7 +276,7 @@ def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
     )
 
 
-def _row(config: SweepConfig, run: Run, *, federation: Federation, result: RunResult) -> Row:
+def _row(config: SweepConfig, run: Run, *, federation: Federation, result: Progress) -> Row:
     """The run's line of rows.csv; every ε comes from the ledger of what was released."""
     last = result.evaluations[-config.last_evaluations :]
     traffic = result.traffic
@@ -335,14 +335,14 @@ def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
     return row
 
 
-def _spent(config: SweepConfig, run: Run, *, result: RunResult) -> dict[str, object]:
+def _spent(config: SweepConfig, run: Run, *, result: Progress) -> dict[str, object]:
     """Noise and ε columns; none without privacy."""
     target, privacy = run.cell.target, run.privacy
     if target is None or privacy is None or result.ledger is None:
         return {}
     spent, plan = epsilon_columns(result.ledger, delta=target.delta), result.largest_plan
     if plan is not None:  # the noise multiplier is fixed, so the round with the most noise has the largest sensitivity
-        spent |= {"sensitivity": plan.sensitivity.value, "noise_scale": plan.scale, "noise_stddev": plan.noise_stddev}
+        spent |= {"sensitivity": plan.sensitivity, "noise_scale": plan.scale, "noise_stddev": plan.noise_stddev}
     if config.calibration == "paper":
         spent["epsilon_claimed"] = target.epsilon
     return spent | {"update_multiplier": privacy.update_multiplier, "held_back": result.held_back}
@@ -364,7 +364,7 @@ def epsilon_columns(ledger: Ledger, *, delta: float) -> dict[str, object]:
     }
 
 
-def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: RunResult, outcome: Outcome) -> None:
+def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: Progress, outcome: Outcome) -> None:
     """Write a run folder under another name and give it its own in one step; row.json, the mark of a whole one, is last.
 
     An existing empty folder (a mounted volume, say) is filled instead, row.json last.
@@ -401,7 +401,7 @@ def file_digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _metrics(result: RunResult) -> str:
+def _metrics(result: Progress) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["round", "accuracy", "loss", "sensitivity", "noise_scale"])

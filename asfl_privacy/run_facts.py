@@ -11,14 +11,15 @@ import sensitivity
 from asfl_privacy.accounting import Ledger, StatementFacts, statement_record
 from asfl_privacy.cells import Target
 from asfl_privacy.config import SweepConfig
-from asfl_privacy.execution import RunResult
+from asfl_privacy.execution import Progress
 from asfl_privacy.federated import Federation, Privacy
-from asfl_privacy.mechanisms import ReleasePlan, split_head
+from asfl_privacy.mechanisms import split_head
+from asfl_privacy.mechanisms.families import FAMILIES
 from asfl_privacy.mechanisms.release_sensitivity import BUDGET_S
 
 
 def facts_of(
-    config: SweepConfig, target: Target, *, privacy: Privacy, federation: Federation, result: RunResult
+    config: SweepConfig, target: Target, *, privacy: Privacy, federation: Federation, result: Progress
 ) -> StatementFacts:
     """What the statement of a finished run needs beside its ledger.
 
@@ -30,7 +31,7 @@ def facts_of(
         result: What the run left.
     """
     plan = result.largest_plan
-    certificate = None if plan is None or plan.sensitivity.is_clip_only else plan.certificate
+    certificate_method = None if plan is None else plan.certificate_method
     labels = "none" if not privacy.shares_activations else "clear" if privacy.label_epsilon is None else "randomized"
     return StatementFacts(
         delta=target.delta,
@@ -41,22 +42,19 @@ def facts_of(
         placement=target.placement if privacy.shares_activations else "model updates",
         total_epsilon=target.total_epsilon,
         held_back=result.held_back,
-        certificate_method=None if certificate is None else certificate.method,
-        certificate_tightness=None
-        if certificate is None or plan is None
-        else _tightness(plan, federation, result=result),
-        rounding="none" if plan is None else plan.sensitivity.rounding,
+        certificate_method=certificate_method,
+        certificate_tightness=None if certificate_method is None else _tightness(privacy, federation, result=result),
+        rounding="none" if plan is None else plan.rounding,
         claimed_epsilon=target.epsilon if config.calibration == "paper" else None,
     )
 
 
-def _tightness(plan: ReleasePlan, federation: Federation, *, result: RunResult) -> float | None:
+def _tightness(privacy: Privacy, federation: Federation, *, result: Progress) -> float | None:
     """Certificate over the largest ratio found by search, at the last round's head; None where search finds none."""
-    if plan.certificate is None:
-        return None
     federation.load(result.state.weights, training=False)
-    prefix, _ = split_head(federation.split.head, plan.placement)
-    p, q, shape, box = plan.certificate.p, plan.certificate.q, plan.input_shape, plan.input_box
+    prefix, _ = split_head(federation.split.head, privacy.placement)
+    p, q = privacy.p, FAMILIES[privacy.mechanism].norm
+    shape, box = federation.input_shape, federation.data.input_box
     now = sensitivity.certify(prefix, p=p, q=q, input_shape=shape, input_box=box, budget_s=BUDGET_S)
     try:
         found = sensitivity.lower_bound(prefix, p=p, q=q, input_shape=shape, input_box=box).value

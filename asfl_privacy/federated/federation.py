@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 import torch
@@ -38,6 +41,44 @@ class Client:
         return int(self.records.shape[0])
 
 
+class Clients(Sequence[Client]):
+    """The clients by number, made when they are asked for: ten thousand cost no more than the data they share.
+
+    Args:
+        shares: For each client the sorted indices of its records in the data set.
+        inputs: Of the data set, shape (records, *input_shape).
+        labels: Shape (records,).
+        device: Where training runs.
+
+    Guarantee:
+        The data are held once, ordered by client, and a client's records are a view of them.
+    """
+
+    def __init__(
+        self, shares: Sequence[NDArray[np.int64]], *, inputs: Tensor, labels: Tensor, device: torch.device
+    ) -> None:
+        self._records = np.concatenate(shares)
+        self._bounds = np.concatenate([[0], np.cumsum([len(share) for share in shares])])
+        order = torch.from_numpy(self._records)
+        self._inputs, self._labels = inputs[order].to(device), labels[order].to(device)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> Client: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[Client, ...]: ...
+    def __getitem__(self, number: int | slice) -> Client | tuple[Client, ...]:
+        if isinstance(number, slice):
+            return tuple(self[one] for one in range(*number.indices(len(self))))
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"client {number} must lie in 0 to {len(self) - 1}")
+        number %= len(self)
+        rows = slice(int(self._bounds[number]), int(self._bounds[number + 1]))
+        return Client(number=number, records=self._records[rows], inputs=self._inputs[rows], labels=self._labels[rows])
+
+
 @dataclass(frozen=True)
 class Federation:
     """Everything that stays the same over a run.
@@ -55,7 +96,7 @@ class Federation:
     """
 
     data: Dataset
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     settings: TrainingSettings
     privacy: Privacy | None
     model: nn.Sequential
@@ -77,6 +118,11 @@ class Federation:
         self.split.tail.train(training)
         for module in self.frozen:
             module.training = False
+
+    def replica(self) -> Federation:
+        """The same federation with a scratch network of its own, for another thread."""
+        model, split, frozen = copy.deepcopy((self.model, self.split, self.frozen))  # one call keeps them one network
+        return replace(self, model=model, split=split, frozen=frozen)
 
 
 def build_federation(
@@ -116,15 +162,7 @@ def build_federation(
         rng=numpy_stream(settings.seed, round=-1, client=SERVER, purpose="partition"),
     )
     target = torch.device(device)
-    clients = tuple(
-        Client(
-            number=number,
-            records=share,
-            inputs=data.train_inputs[torch.from_numpy(share)].to(target),
-            labels=data.train_labels[torch.from_numpy(share)].to(target),
-        )
-        for number, share in enumerate(shares)
-    )
+    clients = Clients(shares, inputs=data.train_inputs, labels=data.train_labels, device=target)
     model = build_model(
         model_name, data=data, seed=torch_seed(settings.seed, round=-1, client=SERVER, purpose="weights")
     ).to(target)

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from asfl_privacy.federated.correction import record_losses
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.phases import Charge, Remaining, State, Update
+from asfl_privacy.federated.phases import Charge, Remaining, Stage, State, Update
 from asfl_privacy.federated.private_steps import run_private_steps
 from asfl_privacy.federated.private_updates import AddNoise, privatize_update, trained_names
 from asfl_privacy.federated.settings import Privacy
 from asfl_privacy.federated.steps import Pool, run_steps
+from asfl_privacy.federated.stopwatch import Stopwatch
 from asfl_privacy.federated.streams import noise_source, numpy_stream, torch_stream
-from asfl_privacy.federated.weights import read_weights
+from asfl_privacy.federated.weights import Weights, read_weights
 from asfl_privacy.mechanisms import ReleasePlan, insert_noise, make_mechanism
 from asfl_privacy.mechanisms.label_randomiser import transition_matrix
 from asfl_privacy.mechanisms.lattice import LatticeNoise, WordSource, round_scale_up, truncate
@@ -46,6 +47,52 @@ class Steps:
     drawn_remote: int
     charges: tuple[Charge, ...]
     remaining: Remaining
+
+
+def run_stages(
+    stages: tuple[Stage, ...],
+    state: State,
+    client: int,
+    *,
+    federation: Federation,
+    plan: ReleasePlan | None,
+    remaining: Remaining,
+    round: int,
+) -> Update:
+    """A client's local work from the round's global network to the update that leaves.
+
+    Args:
+        stages: In order; each goes on from what the one before left.
+        state: The round's state.
+        client: Client number.
+        federation: The federation.
+        plan: Noise of the round, or None.
+        remaining: How many more noised steps each record of the data set may enter, or None.
+        round: Round number.
+    """
+    federation.load(state.weights, training=True)
+    watch, done = Stopwatch(), []
+    for stage in stages:
+        with watch.phase(stage.part):
+            steps = local_steps(
+                federation.split.tail
+                if stage.part == "tail"
+                else trained_network(federation, plan, client=client, round=round),
+                stage.pool,
+                client=client,
+                federation=federation,
+                num_steps=stage.num_steps,
+                purpose=stage.purpose,
+                remaining=remaining,
+                round=round,
+            )
+        remaining = steps.remaining
+        done.append(steps)
+    weights = read_weights(federation.model)
+    update = finish_update(
+        weights, state, client, federation=federation, steps=tuple(done), remaining=remaining, round=round
+    )
+    return replace(update, seconds=watch.seconds)
 
 
 def local_steps(
@@ -114,14 +161,21 @@ def local_steps(
 
 
 def finish_update(
-    state: State, client: int, *, federation: Federation, steps: tuple[Steps, ...], remaining: Remaining, round: int
+    weights: Weights,
+    state: State,
+    client: int,
+    *,
+    federation: Federation,
+    steps: tuple[Steps, ...],
+    remaining: Remaining,
+    round: int,
 ) -> Update:
-    """The client's update as it leaves: the scratch network's weights, clipped and noised with `dp-fedavg`.
+    """The client's update as it leaves: its weights after the steps, clipped and noised with `dp-fedavg`.
 
     A client one of whose records has spent its budget sends the weights that it received.
     """
     privacy, holder = federation.privacy, federation.clients[client]
-    weights, charges = read_weights(federation.model), tuple(charge for done in steps for charge in done.charges)
+    charges = tuple(charge for done in steps for charge in done.charges)
     if privacy is not None and privacy.updates == "dp-fedavg":
         if remaining is not None and int(remaining[holder.records].min()) < 1:
             weights = dict(state.weights)
@@ -145,6 +199,12 @@ def finish_update(
         drawn_remote=sum(done.drawn_remote for done in steps),
         charges=charges,
     )
+
+
+def own_records(federation: Federation, client: int) -> Pool:
+    """What a client's full steps draw from: its own records, in the clear."""
+    holder = federation.clients[client]
+    return Pool(inputs=holder.inputs, labels=holder.labels, num_own=holder.num_records, records=holder.records)
 
 
 def trained_network(federation: Federation, plan: ReleasePlan | None, *, client: int, round: int) -> nn.Module:

@@ -8,19 +8,20 @@ Phases take state and return state; none keeps anything between calls, so resume
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asfl_privacy.federated.client_states import ClientState, ClientStates, MemoryClientStates
 from asfl_privacy.federated.federation import Federation
 from asfl_privacy.federated.steps import Pool
+from asfl_privacy.federated.stopwatch import Seconds
 from asfl_privacy.federated.weights import Weights, average_weights
 from asfl_privacy.mechanisms import ReleasePlan
 
-ClientState = Mapping[str, Tensor]
 Remaining = NDArray[np.int64] | None
 """How many more releases of the phase's kind each record of the data set may take, shape (records,); None: no limit."""
 
@@ -32,10 +33,12 @@ class State:
     Attributes:
         weights: The global network's.
         clients: What single clients keep, by number; absent for clients that keep nothing.
+        server: What the method keeps beside the network, by name.
     """
 
     weights: Weights
-    clients: Mapping[int, ClientState] = field(default_factory=dict)
+    clients: ClientStates = field(default_factory=MemoryClientStates)
+    server: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +100,14 @@ class Collected:
     Attributes:
         payload: What may leave, or None where the method shares nothing.
         own: The client's own activations and labels for its tail round; they stay with it.
-        client_state: What the client keeps from now on.
+        client_state: What the client keeps from now on, or None where that has not changed.
+        seconds: Time it took, by phase.
     """
 
     payload: Payload | None = None
     own: Pool | None = None
-    client_state: ClientState = field(default_factory=dict)
+    client_state: ClientState | None = None
+    seconds: Seconds = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ class Update:
         drawn: Records drawn in all its steps.
         drawn_remote: How many of them came from another client.
         charges: What the client's ledger must hold before its update leaves; never sent.
+        client_state: What the client keeps from now on, or None where that has not changed.
+        seconds: Time it took, by phase.
     """
 
     weights: Weights
@@ -130,6 +137,28 @@ class Update:
     drawn: int
     drawn_remote: int
     charges: tuple[Charge, ...] = ()
+    client_state: ClientState | None = None
+    seconds: Seconds = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a client's local work: plain steps of the tail or of the whole network on a pool.
+
+    Attributes:
+        part: What is trained; the rest stays as the stage before left it.
+        pool: What mini-batches are drawn from.
+        num_steps: Number of steps.
+    """
+
+    part: Literal["tail", "full"]
+    pool: Pool
+    num_steps: int
+
+    @property
+    def purpose(self) -> str:
+        """Names the stream of its mini-batches."""
+        return f"{self.part} steps"
 
 
 class Method(Protocol):
@@ -181,8 +210,19 @@ class Method(Protocol):
         ...
 
 
+@runtime_checkable
+class StagedMethod(Method, Protocol):
+    """A method whose `train` is `run_stages` of its stages, so that many clients can take their steps at once."""
+
+    def stages(
+        self, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
+    ) -> tuple[Stage, ...]:
+        """One client's local work, in order."""
+        ...
+
+
 def fedavg_aggregate(state: State, updates: Mapping[int, Update]) -> State:
     """FedAvg's mean over the round's clients, in client order."""
     ordered = [updates[client] for client in sorted(updates)]
     weights = average_weights([u.weights for u in ordered], num_records=[u.num_records for u in ordered])
-    return State(weights=weights, clients=state.clients)
+    return replace(state, weights=weights)

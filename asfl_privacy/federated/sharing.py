@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asfl_privacy.federated.client_states import ClientState
 from asfl_privacy.federated.federation import Client, Federation
 from asfl_privacy.federated.pairing import draw_pairing
-from asfl_privacy.federated.phases import Charge, ClientState, Collected, Delivery, Payload, Remaining, State
+from asfl_privacy.federated.phases import Charge, Collected, Delivery, Payload, Remaining, State
 from asfl_privacy.federated.settings import Privacy
 from asfl_privacy.federated.steps import Pool
+from asfl_privacy.federated.stopwatch import Stopwatch
 from asfl_privacy.federated.streams import SERVER, noise_source, numpy_stream
 from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, payload_bytes, plan_release, run_stateless
 from asfl_privacy.mechanisms.label_randomiser import released_labels, remember_none, response_multiplier
@@ -83,32 +85,39 @@ def collect_activations(
     head = federation.split.head
     holder = federation.clients[client]
     chosen = _draw_shared(holder, federation=federation, remaining=remaining, round=round)
-    client_state = state.clients.get(client, {})
     if not len(chosen):
-        return Collected(client_state=client_state)
+        return Collected()
+    kept = client_state = state.clients.get(client, {})
+    watch = Stopwatch()
     inputs, labels = holder.inputs[chosen], holder.labels[chosen]
     charges: tuple[Charge, ...] = ()
     if plan is None:
-        released = clean = run_stateless(head, inputs)
+        with watch.phase("head"):
+            released = clean = run_stateless(head, inputs)
     else:
-        client_state, noised = _noised(holder, chosen, plan, client_state, federation=federation, round=round)
-        released = finish_release(plan, head, noised)
+        with watch.phase("noise"):
+            client_state, noised = _noised(holder, chosen, plan, client_state, federation=federation, round=round)
         own_is_clean = federation.privacy is not None and federation.privacy.own == "clean"
-        # The same blocks see clean and noised records: one that keeps something would carry it into a later payload.
-        clean = run_stateless(head, inputs) if own_is_clean else released
+        with watch.phase("head"):
+            released = finish_release(plan, head, noised)
+            # The same blocks see clean and noised records: one that keeps something would carry it into a later payload.
+            clean = run_stateless(head, inputs) if own_is_clean else released
         charges = (_activation_charge(plan, holder, chosen, federation=federation),)
     if not bool(torch.isfinite(released).all() and torch.isfinite(clean).all()):
         raise ValueError("activations are not finite: training diverged; lower lr")
-    client_state, sent_labels, label_charges = _sent_labels(
-        holder, chosen, client_state, federation=federation, round=round
-    )
+    with watch.phase("noise"):
+        client_state, sent_labels, label_charges = _sent_labels(
+            holder, chosen, client_state, federation=federation, round=round
+        )
+    with watch.phase("exchange"):
+        num_bytes = payload_bytes(plan, released)
     payload = Payload(
         sender=client,
         activations=released,
         labels=sent_labels.to(label_dtype(federation.data.num_classes)),
         records=holder.records[chosen.cpu().numpy()],
         charges=charges + label_charges,
-        num_bytes=payload_bytes(plan, released),
+        num_bytes=num_bytes,
     )
     own_is_released = federation.privacy is not None and federation.privacy.own == "released"
     own = Pool(
@@ -119,7 +128,9 @@ def collect_activations(
         # released activations beside labels that went nowhere in the clear read nothing unreleased
         records=None if own_is_released and label_charges else payload.records,
     )
-    return Collected(payload=payload, own=own, client_state=client_state)
+    return Collected(
+        payload=payload, own=own, client_state=None if client_state is kept else client_state, seconds=watch.seconds
+    )
 
 
 def route_activations(payloads: Mapping[int, Payload], *, federation: Federation, round: int) -> tuple[Delivery, ...]:

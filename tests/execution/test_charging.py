@@ -14,7 +14,7 @@ from federations import gaussian, make_tiny
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.accounting.budget import RecordBudget
 from asfl_privacy.accounting.journal import Journal
-from asfl_privacy.execution import run_serially, serial
+from asfl_privacy.execution import rounds, run_serially
 from asfl_privacy.execution.charging import LIMITLESS, charge, open_account, remaining
 from asfl_privacy.federated import METHODS, Charge, State
 from asfl_privacy.federated.methods import ASFL
@@ -218,7 +218,7 @@ class Blind(ASFL):
 def test_a_refusal_sends_nothing_and_charges_nothing(digits, tmp_path, monkeypatch, spoil, method, budget, words):
     """Catches: charging client by client while others still collect, and charging before collecting."""
     sent = []
-    monkeypatch.setattr("asfl_privacy.execution.serial.deliver", lambda deliveries: sent.append(deliveries) or {})
+    monkeypatch.setattr("asfl_privacy.execution.rounds.deliver", lambda deliveries: sent.append(deliveries) or {})
     placement = "exchange" if budget is None else "input"
     federation = spoil(make_tiny(digits, privacy=gaussian(placement=placement, label_epsilon=1.0, budget=budget)))
     journal = Journal.open(
@@ -240,7 +240,7 @@ def run_until_killed(federation, path, place):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if place == "deliver":
-        serial.deliver = die
+        rounds.deliver = die
     else:
         ASFL.aggregate = die
     run_serially(

@@ -273,9 +273,8 @@ def test_updates_in_the_clear_are_the_networks_weights_and_charge_nothing(digits
         remaining=None,
         round=0,
     )
-    update = finish_update(
-        State(weights=federation.initial_weights), 0, federation=federation, steps=(done,), remaining=None, round=0
-    )
+    weights, state = read_weights(federation.model), State(weights=federation.initial_weights)
+    update = finish_update(weights, state, 0, federation=federation, steps=(done,), remaining=None, round=0)
     assert (done.charges, update.charges) == ((), ())
     assert all(torch.equal(value, update.weights[name]) for name, value in federation.model.state_dict().items())
 

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.local_training import Steps, finish_update, local_steps
-from asfl_privacy.federated.methods.fedavg import full_steps
-from asfl_privacy.federated.phases import Collected, Delivery, Payload, Remaining, State, Update, fedavg_aggregate
+from asfl_privacy.federated.local_training import own_records, run_stages
+from asfl_privacy.federated.phases import (
+    Collected,
+    Delivery,
+    Payload,
+    Remaining,
+    Stage,
+    State,
+    Update,
+    fedavg_aggregate,
+)
 from asfl_privacy.federated.sharing import collect_activations, plan_sharing, route_activations, tail_pool
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.mechanisms import ReleasePlan
@@ -63,27 +71,18 @@ class ASFL:
         round: int,
     ) -> Update:
         """τ' tail steps, which leave the head untouched, then τ full steps."""
-        federation.load(state.weights, training=True)
-        done: tuple[Steps, ...] = ()
-        if own is not None:
-            tail = local_steps(
-                federation.split.tail,
-                tail_pool(own, received),
-                client=client,
-                federation=federation,
-                num_steps=federation.settings.tail_steps,
-                purpose="tail steps",
-                remaining=remaining,
-                round=round,
-            )
-            done, remaining = (tail,), tail.remaining
-        num_steps = federation.settings.full_steps
-        done += (
-            full_steps(client, federation=federation, plan=plan, num_steps=num_steps, remaining=remaining, round=round),
-        )
-        return finish_update(
-            state, client, federation=federation, steps=done, remaining=done[-1].remaining, round=round
-        )
+        stages = self.stages(client, federation=federation, own=own, received=received)
+        return run_stages(stages, state, client, federation=federation, plan=plan, remaining=remaining, round=round)
+
+    def stages(
+        self, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
+    ) -> tuple[Stage, ...]:
+        """The tail round, where there are activations, and the full steps."""
+        settings = federation.settings
+        full = Stage(part="full", pool=own_records(federation, client), num_steps=settings.full_steps)
+        if own is None:
+            return (full,)
+        return (Stage(part="tail", pool=tail_pool(own, received), num_steps=settings.tail_steps), full)
 
     def aggregate(self, state: State, updates: Mapping[int, Update]) -> State:
         """Mean weighted by records."""

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.local_training import Steps, finish_update, local_steps, trained_network
-from asfl_privacy.federated.phases import Collected, Delivery, Payload, Remaining, State, Update, fedavg_aggregate
+from asfl_privacy.federated.local_training import own_records, run_stages
+from asfl_privacy.federated.phases import (
+    Collected,
+    Delivery,
+    Payload,
+    Remaining,
+    Stage,
+    State,
+    Update,
+    fedavg_aggregate,
+)
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.mechanisms import ReleasePlan
 
@@ -59,36 +68,16 @@ class FedAvg:
         round: int,
     ) -> Update:
         """τ' + τ full steps."""
-        federation.load(state.weights, training=True)
+        stages = self.stages(client, federation=federation, own=own, received=received)
+        return run_stages(stages, state, client, federation=federation, plan=plan, remaining=remaining, round=round)
+
+    def stages(
+        self, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
+    ) -> tuple[Stage, ...]:
+        """The full steps."""
         num_steps = federation.settings.tail_steps + federation.settings.full_steps
-        done = full_steps(
-            client, federation=federation, plan=plan, num_steps=num_steps, remaining=remaining, round=round
-        )
-        return finish_update(state, client, federation=federation, steps=(done,), remaining=done.remaining, round=round)
+        return (Stage(part="full", pool=own_records(federation, client), num_steps=num_steps),)
 
     def aggregate(self, state: State, updates: Mapping[int, Update]) -> State:
         """Mean weighted by records."""
         return fedavg_aggregate(state, updates)
-
-
-def full_steps(
-    client: int,
-    *,
-    federation: Federation,
-    plan: ReleasePlan | None,
-    num_steps: int,
-    remaining: Remaining,
-    round: int,
-) -> Steps:
-    """Steps of the scratch network as it stands on one client's own records."""
-    holder = federation.clients[client]
-    return local_steps(
-        trained_network(federation, plan, client=client, round=round),
-        Pool(inputs=holder.inputs, labels=holder.labels, num_own=holder.num_records, records=holder.records),
-        client=client,
-        federation=federation,
-        num_steps=num_steps,
-        purpose="full steps",
-        remaining=remaining,
-        round=round,
-    )

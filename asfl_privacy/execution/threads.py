@@ -1,0 +1,156 @@
+"""The threads executor: clients on a pool of threads, each with a scratch network of its own."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+
+from asfl_privacy.execution.client_work import collect_one, named, train_one
+from asfl_privacy.execution.executor import Failure
+from asfl_privacy.federated import Collected, Federation, Method, Payload, State, Update
+from asfl_privacy.federated.phases import Remaining
+from asfl_privacy.mechanisms import ReleasePlan
+
+T = TypeVar("T")
+
+
+class ThreadsExecutor:
+    """Clients on threads of this process; torch's kernels run outside Python's lock.
+
+    Args:
+        federation: Clients, network and settings; each thread trains a replica of the network.
+        method: Whose phases are run.
+        workers: Number of threads; each runs its kernels on one core.
+        tolerate_failures: Whether a failed client is answered for by a `Failure`.
+
+    Raises:
+        ValueError: A network that draws from torch's global generator (dropout), which threads share; both when it shows
+            in a first forward pass and, where it shows later, after the phase in which it drew.
+    """
+
+    name = "threads"
+
+    def __init__(
+        self, federation: Federation, method: Method, *, workers: int, tolerate_failures: bool = False
+    ) -> None:
+        if draws_globally(federation):
+            raise ValueError(_shared_draws())
+        self._federation = federation
+        self._method = method
+        self._tolerate_failures = tolerate_failures
+        self._replicas: queue.SimpleQueue[Federation] = queue.SimpleQueue()
+        for _ in range(workers):
+            self._replicas.put(federation.replica())
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="client")
+
+    def collect(
+        self, state: State, cohort: Sequence[int], *, plan: ReleasePlan | None, remaining: Remaining, round: int
+    ) -> dict[int, Collected | Failure]:
+        """See `Executor`."""
+
+        def work(client: int, federation: Federation) -> Collected:
+            return collect_one(
+                self._method, state, client, federation=federation, plan=plan, remaining=remaining, round=round
+            )
+
+        return self._each(cohort, work)
+
+    def train(
+        self,
+        state: State,
+        cohort: Sequence[int],
+        *,
+        plan: ReleasePlan | None,
+        collected: Mapping[int, Collected],
+        received: Mapping[int, Payload],
+        remaining: Remaining,
+        round: int,
+    ) -> dict[int, Update | Failure]:
+        """See `Executor`."""
+
+        def work(client: int, federation: Federation) -> Update:
+            return train_one(
+                self._method,
+                state,
+                client,
+                federation=federation,
+                plan=plan,
+                own=collected[client].own,
+                received=received.get(client),
+                remaining=remaining,
+                round=round,
+                seed_global_draws=False,
+            )
+
+        with named(round), _no_global_draws():
+            return self._each(cohort, work)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the threads to end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _each(self, cohort: Sequence[int], work: Callable[[int, Federation], T]) -> dict[int, T | Failure]:
+        def on_a_replica(client: int) -> T:
+            replica = self._replicas.get()
+            try:
+                return work(client, replica)
+            finally:
+                self._replicas.put(replica)
+
+        futures = {client: self._pool.submit(on_a_replica, client) for client in cohort}
+        answers: dict[int, T | Failure] = {}
+        try:
+            for client, future in futures.items():
+                try:
+                    answers[client] = future.result()
+                except Exception as error:  # noted and gone on without, where that was asked for
+                    if not self._tolerate_failures:
+                        raise
+                    answers[client] = Failure(client, error)
+        finally:
+            for future in futures.values():
+                future.cancel()
+        return answers
+
+
+def draws_globally(federation: Federation) -> bool:
+    """Whether a forward pass in training mode draws from torch's global generator."""
+    federation.load(federation.initial_weights, training=True)
+    before = torch.default_generator.get_state()
+    try:
+        with torch.no_grad():
+            federation.replica().model(federation.data.train_inputs[:2].clone())
+    except ValueError:  # batch statistics of one record, say; training itself will tell
+        pass
+    finally:
+        after = torch.default_generator.get_state()
+        torch.default_generator.set_state(before)
+    return not torch.equal(before, after)
+
+
+@contextmanager
+def _no_global_draws() -> Iterator[None]:
+    """Refuse what happened inside where it drew from the generator that all threads share."""
+    before = torch.default_generator.get_state()
+    yield
+    if not torch.equal(before, torch.default_generator.get_state()):
+        torch.default_generator.set_state(before)
+        raise ValueError(_shared_draws())
+
+
+def _shared_draws() -> str:
+    return (
+        "executor threads with a network that draws from torch's global generator (dropout): threads share it, so no two "
+        "runs would be alike; use executor processes or serial"
+    )
