@@ -83,7 +83,23 @@ class SweepConfig(BaseModel):
     seed: int = _one(0, "First seed.", "S")
     data_root: str = _one("data", "Folder of downloaded data sets.", "DIR")
     device: Literal["auto", "cpu", "cuda", "mps"] = _one("cpu", "Where training runs.", "auto|cpu|cuda|mps")
-    executor: Literal["auto", "serial"] = _one("auto", "How a run is executed.", "auto|serial")
+    executor: Literal["auto", "serial", "threads", "processes", "batched", "torchrun"] = _one(
+        "auto", "Who does the clients' work of a run.", "auto|serial|threads|processes|batched|torchrun"
+    )
+    precision: Literal["float32", "bfloat16"] = _one(
+        "float32", "Arithmetic of local steps; bounds, noise and releases stay as they are.", "float32|bfloat16"
+    )
+    compile: Literal["no", "yes"] = _one("no", "Compile the batched step (CUDA graphs on a GPU).", "no|yes")
+    checkpoint_every: int | None = _one(
+        None, "Rounds between checkpoints, 0 for none. Default: 10, or 1 with reproducible no.", "K"
+    )
+    tolerate_failures: Literal["no", "yes"] = _one("no", "Go on without clients whose work failed.", "no|yes")
+    track: Literal["none", "tensorboard", "mlflow"] = _one(
+        "none", "Where evaluations are written too, while a run is under way.", "none|tensorboard|mlflow"
+    )
+    launcher: Literal["local", "ray"] = _one(
+        "local", "Where a sweep's cells run: this machine, or a Ray cluster.", "local|ray"
+    )
 
     @field_validator("mech")
     @classmethod
@@ -202,10 +218,10 @@ class SweepConfig(BaseModel):
             raise ValueError(f"{value} must be a whole number from 1 on; give for example 3")
         return value
 
-    @field_validator("tail_steps", "full_steps", "seed")
+    @field_validator("tail_steps", "full_steps", "seed", "checkpoint_every")
     @classmethod
-    def _at_least_zero(cls, value: int) -> int:
-        if value < 0:
+    def _at_least_zero(cls, value: int | None) -> int | None:
+        if value is not None and value < 0:
             raise ValueError(f"{value} must be a whole number from 0 on; give for example 0")
         return value
 
@@ -223,6 +239,11 @@ class SweepConfig(BaseModel):
             raise ValueError(
                 f"noise once with placement {', '.join(self.placement)}: a record's noise can be kept only at the input, as "
                 "the head changes every round; use placement input"
+            )
+        if self.compile == "yes" and self.executor not in ("auto", "batched"):
+            raise ValueError(
+                f"compile yes has no effect with executor {self.executor}, which runs the network as it is; use executor "
+                "batched"
             )
         self._budgets_agree()
         self._channels_agree()

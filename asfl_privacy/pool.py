@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
@@ -17,7 +16,8 @@ from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.reporting import Row
 from asfl_privacy.run import Run
-from asfl_privacy.worker import failed_row, run_cell, run_folder, start_worker
+from asfl_privacy.shared_data import write_data
+from asfl_privacy.worker import DIED, failed_row, run_cell_here, run_folder, start_worker
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -29,7 +29,7 @@ def run_on_workers(
     *,
     data: Dataset,
     out: Path,
-    workers: int,
+    workers: int | None,
     journal: Path | None,
 ) -> Generator[tuple[int, Row], None, None]:
     """Run cells on worker processes and give each row as its run ends.
@@ -41,9 +41,9 @@ def run_on_workers(
         config: The configuration.
         runs: All runs of the sweep.
         waiting: Indices of those to run.
-        data: The data set; each worker gets a copy.
+        data: The data set; workers share one copy.
         out: The sweep's folder.
-        workers: Number of processes, one thread each.
+        workers: Number of processes, one thread each; None for as many as cores.
         journal: The data set's ledger over all runs, or None.
 
     Yields:
@@ -55,9 +55,10 @@ def run_on_workers(
     with tempfile.TemporaryDirectory(prefix="asfl-privacy-") as scratch:
         # Through a file: shared memory is often small in containers, and arguments of more than a pipe's buffer would
         # hold up the start of each process until the one before has imported everything.
-        packed = Path(scratch) / "data.pickle"
-        packed.write_bytes(pickle.dumps(data))
-        yield from _run_batches(config, runs, waiting, packed=packed, out=out, workers=workers, journal=journal)
+        data_file = Path(scratch) / "data.safetensors"
+        write_data(data, data_file)
+        processes = workers if workers is not None else len(os.sched_getaffinity(0))
+        yield from _run_batches(config, runs, waiting, data_file=data_file, out=out, workers=processes, journal=journal)
 
 
 def _run_batches(
@@ -65,7 +66,7 @@ def _run_batches(
     runs: Sequence[Run],
     waiting: Sequence[int],
     *,
-    packed: Path,
+    data_file: Path,
     out: Path,
     workers: int,
     journal: Path | None,
@@ -75,14 +76,16 @@ def _run_batches(
     while batches:
         batch, processes = batches.pop()
         left = list(batch)
-        for index, row in _run_batch(config, runs, batch, packed=packed, out=out, processes=processes, journal=journal):
+        for index, row in _run_batch(
+            config, runs, batch, data_file=data_file, out=out, processes=processes, journal=journal
+        ):
             left.remove(index)
             yield index, row
         if not left:
             continue
         if processes == 1:
             culprit = left.pop(0)
-            yield culprit, failed_row(config, runs[culprit], "the worker process died (out of memory, or killed)")
+            yield culprit, failed_row(config, runs[culprit], DIED)
             batches.append((left, 1))
         else:
             # Runs start in order, so those that were running are the first ones left.
@@ -95,7 +98,7 @@ def _run_batch(
     runs: Sequence[Run],
     batch: Sequence[int],
     *,
-    packed: Path,
+    data_file: Path,
     out: Path,
     processes: int,
     journal: Path | None,
@@ -103,9 +106,9 @@ def _run_batch(
     """Give rows until the batch is done or a process has died."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    with _one_thread_a_process(), _sigterm_as_interrupt():
+    with _one_thread_a_process(), sigterm_as_interrupt():
         pool = ProcessPoolExecutor(
-            min(processes, len(batch)), mp_context=context, initializer=start_worker, initargs=(stop, packed)
+            min(processes, len(batch)), mp_context=context, initializer=start_worker, initargs=(stop, data_file)
         )
         try:
             futures: dict[Future[Row], int] = {}
@@ -113,7 +116,7 @@ def _run_batch(
                 for index in batch:
                     try:
                         future = pool.submit(
-                            run_cell, config, runs[index], run_folder(out, index, runs[index]), journal
+                            run_cell_here, config, runs[index], run_folder(out, index, runs[index]), journal
                         )
                     except BrokenProcessPool:  # a process has died already
                         break
@@ -163,7 +166,7 @@ def _children_ignore_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C while runs are out, where signals can be handled (the main thread)."""
 
     def interrupt(signum: int, frame: object) -> None:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import hashlib
-import io
-import json
 import math
-import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import tomli_w
 import torch
 
 from asfl_privacy.accounting import Ledger
@@ -28,16 +17,17 @@ from asfl_privacy.cells import Cell, Target
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.data_ledger import open_journal
-from asfl_privacy.execution import Evaluation, Progress, run_serially
+from asfl_privacy.execution import Evaluation, Progress, run_rounds
+from asfl_privacy.execution.choice import choose_executor, make_executor
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
 from asfl_privacy.federated.settings import UPDATES_ONLY
 from asfl_privacy.mechanisms import choose_placement, make_mechanism
 from asfl_privacy.privacy_plan import plan_privacy, planned_notes
 from asfl_privacy.reporting import Row, complete_row
 from asfl_privacy.run_facts import clients_of_records, facts_of, statement_json
-
-ROW_FILE, CONFIG_FILE, LEDGER_FILE, STATEMENT_FILE = "row.json", "config.toml", "ledger.json", "statement.md"
-STATEMENT_JSON_FILE = "statement.json"
+from asfl_privacy.run_files import run_config, write_run_folder
+from asfl_privacy.trackers import open_tracker
+from asfl_privacy.unfinished import keep_unfinished
 
 UNPROTECTED = (
     "Runs without noise protect nothing: what clients share (clean activations, labels, updates) leaves them as it is."
@@ -139,8 +129,11 @@ def execute_run(
     data: Dataset,
     folder: Path | None,
     journal: Path | None = None,
+    workers: int = 1,
+    resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Outcome:
     """Train one prepared cell and write its run folder.
 
@@ -148,21 +141,102 @@ def execute_run(
         config: The configuration.
         run: From `prepare_run`.
         data: The data set.
-        folder: Run folder to write in one step (config.toml, metrics.csv, checkpoint.npz, row.json, and of a
-            private run ledger.json and statement.md), or None to write nothing.
+        folder: Run folder to write in one step (config.toml, metrics.csv, checkpoint.safetensors, row.json, and of a
+            private run ledger.json and statement.md), or None to write nothing. While the run is under way its
+            checkpoints lie in a folder beside it.
         journal: The data set's ledger over all runs, to which this one is added, or None.
-        should_stop: Asked before every round.
+        workers: Threads or processes that the run may use.
+        resume: Whether to go on from the checkpoints beside the folder, where there are any.
+        should_stop: Asked before every round; the run is kept where it stands.
         on_evaluation: Told of every evaluation.
+        on_note: Told which executor was chosen, and where the run was resumed from.
 
     Returns:
         Row, statement and warnings.
 
     Raises:
-        ValueError: A phase refused.
+        ValueError: A phase refused, or checkpoints that are not this run's.
         RunStoppedError: `should_stop` said so.
-        OSError: The folder cannot be written.
+        OSError: The folder, or a checkpoint, cannot be written; what was kept before is whole.
     """
-    federation = build_federation(
+    federation, method = federation_of(config, run, data=data), METHODS[run.cell.method]
+    choice = choose_executor(config.executor, federation, method, workers=workers)
+    on_note(f"executor {choice.name}: {choice.reason}")
+    ledger = None
+    if run.privacy is not None:
+        ledger = Ledger(p=run.privacy.p, radius=run.privacy.radius)
+        ledger.clients = clients_of_records(federation)
+    with (
+        keep_unfinished(
+            config,
+            run.cell,
+            folder=folder,
+            data=data,
+            batched=choice.name == "batched",
+            fresh_noise=run.privacy is not None and not run.privacy.reproducible,
+            resume=resume,
+        ) as unfinished,
+        make_executor(
+            choice.name,
+            federation,
+            method,
+            workers=workers,
+            tolerate_failures=config.tolerate_failures == "yes",
+            compile=config.compile == "yes",
+        ) as executor,
+    ):
+        start = unfinished.begin(
+            federation,
+            ledger=ledger,
+            journal=None if journal is None or ledger is None else open_journal(journal, data=data, ledger=ledger),
+            run_id=f"{run.cell.label} seed {run.cell.seed} {secrets.token_hex(8)}",
+        )
+        if start.rounds_done:
+            on_note(f"resumed after round {start.rounds_done} of {config.rounds}")
+        with open_tracker(
+            config.track,
+            folder=folder,
+            config=run_config(config, run.cell),
+            name=f"{run.cell.label} seed {run.cell.seed}",
+            on_warning=on_note,
+        ) as tracker:
+
+            def tell(evaluation: Evaluation) -> None:
+                tracker.evaluation(evaluation)
+                on_evaluation(evaluation)
+
+            for evaluation in start.evaluations:
+                tell(evaluation)
+            result = run_rounds(
+                federation,
+                method,
+                executor=executor,
+                start=start,
+                should_stop=should_stop,
+                on_evaluation=tell,
+                after_round=unfinished.after_round,
+            )
+            outcome = _outcome(config, run, federation=federation, result=result)
+            tracker.finish(outcome.row)
+            if folder is not None:
+                write_run_folder(
+                    folder,
+                    config=config,
+                    cell=run.cell,
+                    result=result,
+                    row=outcome.row,
+                    statement=outcome.statement,
+                    statement_json=outcome.statement_json,
+                    warnings=outcome.warnings,
+                    notes=run.notes,
+                )
+        unfinished.finish()
+    return outcome
+
+
+def federation_of(config: SweepConfig, run: Run, *, data: Dataset) -> Federation:
+    """The clients and the network of a prepared cell, on the configuration's device."""
+    return build_federation(
         data,
         model_name=config.model,
         partition=config.partition,
@@ -170,53 +244,30 @@ def execute_run(
         privacy=run.privacy,
         device=resolve_device(config.device),
     )
-    ledger = None
-    if run.privacy is not None:
-        ledger = Ledger(p=run.privacy.p, radius=run.privacy.radius)
-        ledger.clients = clients_of_records(federation)
-    result = run_serially(
-        federation,
-        METHODS[run.cell.method],
-        ledger=ledger,
-        journal=None if journal is None or ledger is None else open_journal(journal, data=data, ledger=ledger),
-        run_id=f"{run.cell.label} seed {run.cell.seed} {secrets.token_hex(8)}",
-        should_stop=should_stop,
-        on_evaluation=on_evaluation,
+
+
+def _outcome(config: SweepConfig, run: Run, *, federation: Federation, result: Progress) -> Outcome:
+    """What a finished run says; its ledger is given the facts that its counts do not hold."""
+    row, ledger = _row(config, run, result=result), result.ledger
+    lost = (_lost(result),) if result.failures else ()
+    if run.cell.target is None or run.privacy is None or ledger is None:
+        return Outcome(row=row, statement="", statement_json="", warnings=(UNPROTECTED, *lost))
+    facts = facts_of(config, run.cell.target, privacy=run.privacy, federation=federation, result=result)
+    ledger.facts = facts.to_dict()
+    return Outcome(
+        row=row,
+        statement=statement(ledger, facts=facts),
+        statement_json=statement_json(ledger, facts=facts),
+        warnings=(*warnings_of(ledger, facts=facts), *lost),
     )
-    facts = None
-    if run.cell.target is not None and run.privacy is not None and ledger is not None:
-        facts = facts_of(config, run.cell.target, privacy=run.privacy, federation=federation, result=result)
-        ledger.facts = facts.to_dict()
-    outcome = Outcome(
-        row=_row(config, run, federation=federation, result=result),
-        statement="" if facts is None or ledger is None else statement(ledger, facts=facts),
-        statement_json="" if facts is None or ledger is None else statement_json(ledger, facts=facts),
-        warnings=(UNPROTECTED,) if facts is None or ledger is None else tuple(warnings_of(ledger, facts=facts)),
+
+
+def _lost(result: Progress) -> str:
+    first = result.failures[0]
+    return (
+        f"{len(result.failures)} times a client's work failed and the round went on without it, first: {first.reason}. "
+        "Which clients fail may depend on their records, and no ε covers that."
     )
-    if folder is not None:
-        _write_folder(folder, config=config, run=run, result=result, outcome=outcome)
-    return outcome
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse a run folder that is in use or cannot be written, before time is spent.
-
-    Raises:
-        ValueError: Naming the folder and what to do.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"out {folder} is in use; give a new folder")
-    parents = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder if folder.exists() else folder.parent):
-            pass
-    except OSError as error:
-        raise ValueError(f"out {folder} cannot be written ({error.strerror}); give a folder that can") from None
-    finally:
-        for parent in parents:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
 
 
 def resolve_device(device: str) -> torch.device:
@@ -233,32 +284,6 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def run_config(config: SweepConfig, run: Run) -> SweepConfig:
-    """The configuration of this run alone, nothing left to decide; `train --config` repeats the run from it."""
-    cell, target = run.cell, run.cell.target
-    changes: dict[str, object] = {"method": (cell.method,), "mech": (cell.mech,), "seed": cell.seed, "seeds": 1}
-    changes |= {"epsilon": (), "total_epsilon": (), "delta": ()}
-    if cell.exchange_layer is not None:
-        changes["exchange_layer"] = (cell.exchange_layer,)
-    if target is not None:
-        changes |= {
-            "epsilon": () if target.epsilon is None else (target.epsilon,),
-            "total_epsilon": () if target.total_epsilon is None else (target.total_epsilon,),
-            "delta": (target.delta,) if target.delta else (),
-            "radius": (target.radius,),
-            "norm": (target.norm,),
-            "placement": (target.placement,),
-        }
-        if target.placement == UPDATES_ONLY:  # what concerns activations alone has no meaning here
-            changes |= {"placement": ("auto",), "labels": "clear", "own": "clean", "planned_releases": None}
-    return config.model_copy(update=changes)
-
-
-def config_toml(config: SweepConfig) -> str:
-    """A configuration as TOML that `load_config` reads back; fields without a value are left out."""
-    return tomli_w.dumps({key: value for key, value in config.model_dump(mode="json").items() if value is not None})
-
-
 def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
     """Sizes and rates of a cell's run."""
     return TrainingSettings(
@@ -273,10 +298,11 @@ def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
         evaluate_every=config.evaluate_every,
         last_evaluations=config.last_evaluations,
         exchange_layer=cell.exchange_layer or "auto",
+        precision=config.precision,
     )
 
 
-def _row(config: SweepConfig, run: Run, *, federation: Federation, result: Progress) -> Row:
+def _row(config: SweepConfig, run: Run, *, result: Progress) -> Row:
     """The run's line of rows.csv; every ε comes from the ledger of what was released."""
     last = result.evaluations[-config.last_evaluations :]
     traffic = result.traffic
@@ -362,50 +388,3 @@ def epsilon_columns(ledger: Ledger, *, delta: float) -> dict[str, object]:
             if channel in ledger.channels
         },
     }
-
-
-def _write_folder(folder: Path, *, config: SweepConfig, run: Run, result: Progress, outcome: Outcome) -> None:
-    """Write a run folder under another name and give it its own in one step; row.json, the mark of a whole one, is last.
-
-    An existing empty folder (a mounted volume, say) is filled instead, row.json last.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder if folder.exists() else folder.parent))
-    try:
-        (scratch / CONFIG_FILE).write_text(config_toml(run_config(config, run)), encoding="utf-8")
-        (scratch / "metrics.csv").write_text(_metrics(result), encoding="utf-8")
-        if result.ledger is not None:  # an empty account would say that nothing was given away
-            result.ledger.save(scratch / LEDGER_FILE)
-        if outcome.statement:
-            (scratch / STATEMENT_FILE).write_text(outcome.statement, encoding="utf-8")
-            (scratch / STATEMENT_JSON_FILE).write_text(outcome.statement_json, encoding="utf-8")
-        arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in result.state.weights.items()}
-        np.savez(scratch / "checkpoint.npz", **arrays)
-        digests = {file.name: file_digest(file) for file in sorted(scratch.iterdir())}
-        record = {"row": outcome.row, "warnings": outcome.warnings, "notes": run.notes, "sha256": digests}
-        (scratch / ROW_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)
-        if folder.exists():
-            for name in (*digests, ROW_FILE):
-                os.replace(scratch / name, folder / name)  # noqa: PTH105 - one atomic step each
-            scratch.rmdir()
-        else:
-            os.replace(scratch, folder)  # noqa: PTH105 - the atomic rename is the point
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-
-
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file's bytes, hexadecimal."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _metrics(result: Progress) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["round", "accuracy", "loss", "sensitivity", "noise_scale"])
-    for e in result.evaluations:
-        blank = ["" if value is None else repr(value) for value in (e.sensitivity, e.noise_scale)]
-        writer.writerow([e.round, repr(e.accuracy), repr(e.loss), *blank])
-    return buffer.getvalue()

@@ -21,7 +21,8 @@ from asfl_privacy.federated.private_updates import AddNoise, noised_sum
 from asfl_privacy.mechanisms import noise_rows, rows_before_noise, split_head
 from asfl_privacy.mechanisms.label_randomiser import randomize_labels
 from asfl_privacy.mechanisms.lattice import SystemSource
-from asfl_privacy.run import ROW_FILE, STATEMENT_FILE, STATEMENT_JSON_FILE, epsilon_columns, file_digest
+from asfl_privacy.run import epsilon_columns
+from asfl_privacy.run_files import ROW_FILE, STATEMENT_FILE, STATEMENT_JSON_FILE, file_digest
 from asfl_privacy.run_folder import FinishedRun
 
 UPDATE_VALUES = 512

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset, load_dataset
 from asfl_privacy.federated import Federation, build_federation
 from asfl_privacy.federated.sharing import plan_head
+from asfl_privacy.federated.tensor_file import decode_tensors
 from asfl_privacy.mechanisms import ReleasePlan
-from asfl_privacy.run import CONFIG_FILE, LEDGER_FILE, ROW_FILE, Run, prepare_run, training_settings
-
-CHECKPOINT_FILE = "checkpoint.npz"
+from asfl_privacy.run import Run, prepare_run, training_settings
+from asfl_privacy.run_files import CHECKPOINT_FILE, CONFIG_FILE, LEDGER_FILE, ROW_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +72,7 @@ def read_run(folder: Path) -> FinishedRun:
         settings=training_settings(config, run.cell),
         privacy=run.privacy,
     )
-    with np.load(folder / CHECKPOINT_FILE, allow_pickle=False) as stored:
-        weights = {name: torch.from_numpy(stored[name]) for name in stored.files}
+    weights = decode_tensors((folder / CHECKPOINT_FILE).read_bytes(), name=str(folder / CHECKPOINT_FILE))
     try:
         federation.load(weights, training=False)
     except RuntimeError as error:

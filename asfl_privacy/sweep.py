@@ -15,8 +15,11 @@ from asfl_privacy.cells import Cell, make_cells
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
 from asfl_privacy.pool import run_on_workers
+from asfl_privacy.ray_cluster import import_ray
+from asfl_privacy.ray_launcher import run_on_ray
 from asfl_privacy.reporting import Row, read_rows, write_atomic
-from asfl_privacy.run import CONFIG_FILE, ROW_FILE, UNPROTECTED, Run, config_toml, prepare_run
+from asfl_privacy.run import UNPROTECTED, Run, prepare_run
+from asfl_privacy.run_files import CONFIG_FILE, ROW_FILE, config_toml
 from asfl_privacy.worker import kept_record, run_folder
 
 try:
@@ -79,13 +82,23 @@ def prepare_sweep(config: SweepConfig, *, data: Dataset) -> tuple[Run, ...]:
     return tuple(runs.values())
 
 
+def check_launcher(config: SweepConfig) -> None:
+    """Refuse a launcher that is not installed.
+
+    Raises:
+        ValueError: launcher ray without Ray.
+    """
+    if config.launcher == "ray":
+        import_ray()
+
+
 def run_sweep(
     config: SweepConfig,
     runs: Sequence[Run],
     *,
     data: Dataset,
     out: Path,
-    workers: int,
+    workers: int | None,
     resume: bool,
     run_info: Mapping[str, object],
     journal: Path | None = None,
@@ -96,9 +109,9 @@ def run_sweep(
     Args:
         config: The grid.
         runs: From `prepare_sweep`.
-        data: The data set; workers are handed a copy.
+        data: The data set; the workers of a machine share one copy.
         out: Folder of the report; run folders go below `cells`.
-        workers: Worker processes, one thread each.
+        workers: Worker processes, one thread each; None for one a core, of the cluster with launcher ray.
         resume: Go on in a folder that holds an interrupted sweep of the same configuration.
         run_info: Provenance, as `write_report` takes it.
         journal: The data set's ledger over all runs, to which every run is added, or None.
@@ -108,15 +121,16 @@ def run_sweep(
         All rows, in the order of `runs`.
 
     Raises:
-        ValueError: A folder that is in use without `resume`, or that holds another sweep.
+        ValueError: A launcher that cannot start, a folder that is in use without `resume`, or that holds another sweep.
         SweepStoppedError: Ctrl-C or SIGTERM; finished runs are kept.
         OSError: The folder cannot be written.
 
     Guarantee:
-        rows.csv depends on configuration and seeds alone, not on the number of workers or on interruptions (but for
+        rows.csv depends on configuration and seeds alone, not on launcher, number of workers or interruptions (but for
         the column `seconds`).
     """
-    if workers < 1:
+    check_launcher(config)
+    if workers is not None and workers < 1:
         raise ValueError(f"workers {workers} must be a whole number from 1 on; give for example 2")
     claim_folder(config, out=out, resume=resume)
     with _locked(out):
@@ -143,7 +157,7 @@ def _run_claimed(
     *,
     data: Dataset,
     out: Path,
-    workers: int,
+    workers: int | None,
     run_info: Mapping[str, object],
     journal: Path | None,
     on_progress: Callable[[Progress], None],
@@ -155,7 +169,8 @@ def _run_claimed(
             rows[index] = kept.row
     waiting = [index for index in range(len(runs)) if index not in rows]
     started, kept_before = time.monotonic(), len(rows)
-    with closing(run_on_workers(config, runs, waiting, data=data, out=out, workers=workers, journal=journal)) as ended:
+    launch = run_on_ray if config.launcher == "ray" else run_on_workers
+    with closing(launch(config, runs, waiting, data=data, out=out, workers=workers, journal=journal)) as ended:
         for index, row in ended:
             rows[index] = row
             spent = time.monotonic() - started
@@ -234,7 +249,7 @@ def check_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
     if stored.is_file():
         if not resume:
             raise ValueError(f"out {out} already holds a sweep; add --resume to go on with it, or give another --out")
-        if load_config(stored, overrides={}) != config:
+        if load_config(stored, overrides={"launcher": config.launcher}) != config:  # another launcher may go on with it
             raise ValueError(f"out {out} holds a sweep of another configuration ({stored}); give another --out")
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"out {out} is not empty and holds no sweep; give a new folder")

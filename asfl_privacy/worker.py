@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import pickle
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -18,16 +18,11 @@ from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.execution import RunStoppedError
 from asfl_privacy.reporting import Row, complete_row, failed_status, write_atomic
-from asfl_privacy.run import (
-    LEDGER_FILE,
-    ROW_FILE,
-    STATEMENT_FILE,
-    Run,
-    base_row,
-    epsilon_columns,
-    execute_run,
-    file_digest,
-)
+from asfl_privacy.run import Run, base_row, epsilon_columns, execute_run
+from asfl_privacy.run_files import LEDGER_FILE, ROW_FILE, STATEMENT_FILE, file_digest
+from asfl_privacy.shared_data import map_data
+
+DIED = "the worker process died (out of memory, or killed)"
 
 
 @dataclass(frozen=True)
@@ -56,36 +51,51 @@ class Record:
 _worker: _Worker | None = None
 
 
-def start_worker(stop: Event, packed: Path) -> None:
-    """Make this process a worker: one thread, Ctrl-C left to the parent, the data set unpacked.
+def start_worker(stop: Event, data_file: Path) -> None:
+    """Make this process a worker: one thread, Ctrl-C left to the parent, the data set mapped.
 
     Args:
         stop: Set by the parent to end runs between two rounds.
-        packed: File of the data set, pickled by the parent.
+        data_file: File of the data set, written by the parent; all workers share its pages.
     """
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    _worker = _Worker(stop=stop, data=pickle.loads(packed.read_bytes()))
+    _worker = _Worker(stop=stop, data=map_data(data_file))
 
 
-def run_cell(config: SweepConfig, run: Run, folder: Path, journal: Path | None = None) -> Row:
+def run_cell_here(config: SweepConfig, run: Run, folder: Path, journal: Path | None) -> Row:
+    """`run_cell` with what this worker process holds."""
+    assert _worker is not None
+    return run_cell(config, run, data=_worker.data, folder=folder, journal=journal, should_stop=_worker.stop.is_set)
+
+
+def run_cell(
+    config: SweepConfig,
+    run: Run,
+    *,
+    data: Dataset,
+    folder: Path,
+    journal: Path | None,
+    should_stop: Callable[[], bool],
+) -> Row:
     """One run in a worker; whatever goes wrong becomes a failed row, with the traceback of a bug beside it.
 
     Args:
         config: The configuration.
         run: The prepared run.
+        data: The data set.
         folder: Its run folder.
         journal: The data set's ledger over all runs, or None.
+        should_stop: Asked before every round.
 
     Returns:
         Its row.
 
     Raises:
-        RunStoppedError: The parent asked workers to stop.
+        RunStoppedError: `should_stop` said so.
     """
-    assert _worker is not None
     try:
         kept = kept_record(folder, config=config, run=run)
         if kept is not None:  # its process died between the last file and the answer
@@ -93,7 +103,7 @@ def run_cell(config: SweepConfig, run: Run, folder: Path, journal: Path | None =
         if folder.exists():  # left by something that was not a finished run: kept, out of the way
             folder.rename(folder.with_name(f"{folder.name}.set-aside-{time.time_ns()}"))
         outcome = execute_run(
-            config, run, data=_worker.data, folder=folder, journal=journal, should_stop=_worker.stop.is_set
+            config, run, data=data, folder=folder, journal=journal, resume=True, should_stop=should_stop
         )
     except RunStoppedError:
         raise

@@ -102,7 +102,7 @@ def test_an_empty_list_is_refused_where_one_value_is_needed():
 
 
 def test_a_configuration_survives_its_own_toml(tmp_path):
-    from asfl_privacy.run import config_toml
+    from asfl_privacy.run_files import config_toml
 
     config = load_config(None, overrides={"radius": ["any", "0.1"], "clip": "0.3", "norm": ["inf", "1"], "lr": "0.07"})
     file = tmp_path / "config.toml"

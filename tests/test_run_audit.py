@@ -106,7 +106,7 @@ def test_a_statement_shows_no_single_record_and_no_path(folder):
     assert set(stored["released"]) == {"records", "releases", "largest"}
 
 
-@pytest.mark.parametrize("missing", ["row.json", "checkpoint.npz", "config.toml"])
+@pytest.mark.parametrize("missing", ["row.json", "checkpoint.safetensors", "config.toml"])
 def test_an_unfinished_folder_is_refused_in_one_line(folder, tmp_path, missing):
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / missing).unlink()

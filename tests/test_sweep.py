@@ -141,7 +141,7 @@ def test_a_kept_run_is_checked_against_its_ledger_and_its_files(finished, tmp_pa
         swap,
         lambda cell: (cell / "ledger.json").unlink(),
         lambda cell: (cell / "statement.md").write_text("# Privacy statement\n\nAll is well."),
-        lambda cell: (cell / "checkpoint.npz").write_bytes((cell / "checkpoint.npz").read_bytes()[:100]),
+        lambda cell: (cell / "checkpoint.safetensors").write_bytes((cell / "checkpoint.safetensors").read_bytes()[:100]),
     ]
     for number, spoil in enumerate(spoilers):
         copy = tmp_path / str(number)

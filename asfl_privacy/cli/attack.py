@@ -17,8 +17,9 @@ from asfl_privacy.cli.budget import Json
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import load_dataset
 from asfl_privacy.reporting import write_atomic
-from asfl_privacy.run import CONFIG_FILE, ROW_FILE, STATEMENT_FILE, UNPROTECTED, Run
+from asfl_privacy.run import UNPROTECTED, Run
 from asfl_privacy.run_attack import NUM_RECORDS, QUICK, RunAttack, attack_csv, attack_json, attack_run
+from asfl_privacy.run_files import CONFIG_FILE, ROW_FILE, STATEMENT_FILE
 from asfl_privacy.run_folder import FinishedRun, read_run
 from asfl_privacy.sweep import check_reported, prepare_sweep, rewrite_report
 from asfl_privacy.worker import kept_record, run_folder

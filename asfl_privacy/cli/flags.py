@@ -10,19 +10,30 @@ from typing import Annotated, Any, get_origin
 import typer
 
 from asfl_privacy.config import SweepConfig, load_config
+from asfl_privacy.run_profile import NUM_ROUNDS
 
 Command = Callable[..., Any]
 
 RUN_OPTIONS: dict[str, Any] = {
     "out": Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder to write; default by name.")],
-    "workers": Annotated[int | None, typer.Option("--workers", metavar="N", help="Worker processes; default: cores.")],
-    "resume": Annotated[bool, typer.Option("--resume", help="Go on with an interrupted sweep in --out.")],
+    "workers": Annotated[int | None, typer.Option("--workers", metavar="N", help="Workers; default: cores.")],
+    "resume": Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")],
     "ledger": Annotated[
         Path | None, typer.Option("--ledger", metavar="FILE", help="Data set's ledger over all runs; private.")
     ],
-    "as_json": Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")],
+    "measure": Annotated[int, typer.Option("--measure", metavar="N", help="Rounds to measure, at least.")],
+    "trace": Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Chrome trace of one more round.")],
+    "as_json": Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")],
 }
-_RUN_DEFAULTS: dict[str, object] = {"out": None, "workers": None, "resume": False, "ledger": None, "as_json": False}
+_RUN_DEFAULTS: dict[str, object] = {
+    "out": None,
+    "workers": None,
+    "resume": False,
+    "ledger": None,
+    "measure": NUM_ROUNDS,
+    "trace": None,
+    "as_json": False,
+}
 
 
 def is_grid(name: str) -> bool:
@@ -78,7 +89,7 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
         ['sweep', '--epsilon', '1', '--epsilon', '4', '--epsilon', '16', '--noise', 'once']
     """
     grids = {f"--{name.replace('_', '-')}" for name in SweepConfig.model_fields if is_grid(name)}
-    if not arguments or arguments[0] not in ("sweep", "train"):
+    if not arguments or arguments[0] not in ("sweep", "train", "profile"):
         return list(arguments)
     spread: list[str] = []
     waiting = list(arguments)

@@ -15,7 +15,8 @@ from asfl_privacy.cli.audit import audit
 from asfl_privacy.cli.bound import bound
 from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists
-from asfl_privacy.cli.training import sweep, train
+from asfl_privacy.cli.profile import profile
+from asfl_privacy.cli.training import RunInterruptedError, sweep, train
 from asfl_privacy.sweep import SweepStoppedError
 
 COMMAND_LINE_ERROR: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -45,6 +46,7 @@ def options(
 
 app.command("sweep")(config_flags(sweep))
 app.command("train")(config_flags(train))
+app.command("profile")(config_flags(profile))
 app.command("calibrate")(calibrate)
 app.command("account")(account)
 app.command("bound")(bound)
@@ -74,6 +76,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         _leave("interrupted", INTERRUPTED)
     except SweepStoppedError as error:
         _leave(f"interrupted: {error}; go on with the same command and --resume", INTERRUPTED)
+    except RunInterruptedError as error:
+        _leave(f"interrupted: {error}", INTERRUPTED)
     except OSError as error:
         if error.filename is not None and error.strerror is not None:
             _leave(f"{error.filename}: {error.strerror}; give a file or folder that can be used", BAD_INPUT)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -21,15 +20,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from asfl_privacy.accounting.journal import Journal
-from asfl_privacy.cells import DEFAULT_DELTA, make_cells
+from asfl_privacy.cells import DEFAULT_DELTA
 from asfl_privacy.cli.budget import to_json
+from asfl_privacy.cli.one_cell import one_cell
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
 from asfl_privacy.data_ledger import check_journal
+from asfl_privacy.execution import RunStoppedError, WorkerDiedError
+from asfl_privacy.execution.choice import available_cores
+from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
-from asfl_privacy.run import check_writable, execute_run, prepare_run
+from asfl_privacy.run import execute_run, prepare_run
+from asfl_privacy.run_files import check_writable
+from asfl_privacy.signals import stop_on_signals
 from asfl_privacy.sweep import Progress, check_folder, prepare_sweep, run_sweep
+from asfl_privacy.trackers import check_tracker
+from asfl_privacy.unfinished import is_resumable, unfinished_folder
 
 REPRODUCE_ONLY = " (reproduce only, no guarantee)"
 PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
@@ -51,10 +58,11 @@ def sweep(
     started = time.monotonic()
     folder = out if out is not None else _default_folder(config, resume=resume)
     check_folder(config, out=folder, resume=resume)
+    check_tracker(config.track)
     data = load_dataset(config.data, root=Path(config.data_root))
     runs = prepare_sweep(config, data=data)
     check_journal(ledger, [run.privacy for run in runs], data=data)
-    processes = workers if workers is not None else len(os.sched_getaffinity(0))
+    processes = workers if workers is not None else available_cores()
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         console.print(note, highlight=False, style="dim")
     console.print(f"{len(runs)} runs on {min(processes, len(runs))} workers, kept in {folder}", highlight=False)
@@ -81,47 +89,54 @@ def sweep(
     return 0 if all(row["status"] == "ok" for row in rows) else 1
 
 
-def train(*, config: SweepConfig, out: Path | None, ledger: Path | None, as_json: bool) -> int:
-    """Train one run and write its folder: config.toml, metrics.csv, ledger.json, statement.md, checkpoint.npz.
+def train(
+    *, config: SweepConfig, out: Path | None, workers: int | None, resume: bool, ledger: Path | None, as_json: bool
+) -> int:
+    """Train one run and write its folder: config.toml, metrics.csv, ledger.json, statement.md, checkpoint.safetensors.
 
-    Takes the flags of sweep with one value each. Without noise: --mech none. Examples:
+    Takes the flags of sweep with one value each. Without noise: --mech none. A run that was stopped, however, goes on
+    with the same command and --resume. On several machines or GPUs: torchrun --nproc-per-node N -m asfl_privacy train …
+    Examples:
 
     asfl-privacy train --mech gaussian --epsilon 4 --seeds 1
 
     asfl-privacy train --method fedavg --mech none
     """
-    wanted = _single_run(config)
-    mech = wanted.mech[0]
-    if wanted.method == ("fedavg",):
-        mech = "none" if wanted.updates == "none" else "gaussian"
-    cells = [cell for cell in make_cells(wanted) if (cell.method, cell.mech) == (wanted.method[0], mech)]
-    if len(cells) != 1:
-        raise ValueError(
-            f"train runs one cell but the flags give {len(cells)}; give one --epsilon or --total-epsilon, one --delta at "
-            "most, or --mech none"
-        )
+    wanted, cell = one_cell(config, command="train")
+    check_tracker(wanted.track)
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
-    run = prepare_run(wanted, cells[0], data=data)
+    run = prepare_run(wanted, cell, data=data)
+    torch.set_num_threads(1)
     check_journal(ledger, [run.privacy], data=data)
-    folder = out if out is not None else _unused(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}")
+    folder = (
+        out if out is not None else _run_folder(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}", resume=resume)
+    )
     folder = folder.resolve()
     check_writable(folder)
     console = Console(stderr=as_json, soft_wrap=True)
     for note in run.notes:
         console.print(note, highlight=False, style="dim")
-    torch.set_num_threads(1)
     try:
-        outcome = execute_run(
-            wanted,
-            run,
-            data=data,
-            folder=folder,
-            journal=ledger,
-            on_evaluation=lambda e: console.print(
-                f"round {e.round} of {wanted.rounds}: accuracy {100 * e.accuracy:.1f} %", highlight=False
-            ),
-        )
-    except OSError:
+        with stop_on_signals() as should_stop:
+            outcome = execute_run(
+                wanted,
+                run,
+                data=data,
+                folder=folder,
+                journal=ledger,
+                workers=workers if workers is not None else available_cores(),
+                resume=resume,
+                should_stop=should_stop,
+                on_evaluation=lambda e: console.print(
+                    f"round {e.round} of {wanted.rounds}: accuracy {100 * e.accuracy:.1f} %", highlight=False
+                ),
+                on_note=lambda note: console.print(note, highlight=False, style="dim"),
+            )
+    except RunStoppedError as error:
+        kept = unfinished_folder(folder)
+        what = "go on with the same command and --resume" if is_resumable(folder) else "nothing was kept of it"
+        raise RunInterruptedError(f"{error}{f', kept in {kept}' if is_resumable(folder) else ''}; {what}") from None
+    except FolderInUseError:
         raise
     except Exception as error:  # the run failed, not its input: one line, and for a bug the traceback beside the folder
         print(f"asfl-privacy: run failed: {_failure(error, folder)}", file=sys.stderr)  # noqa: T201
@@ -152,14 +167,22 @@ def _print_total(console: Console, ledger: Path | None) -> None:
 
 
 def _failure(error: Exception, folder: Path) -> str:
-    """Why a run failed, in one line."""
-    if isinstance(error, ValueError):
-        return " ".join(str(error).split())
+    """Why a run failed, in one line, and where the rest of it is."""
+    kept = (
+        f"; what was done is kept in {unfinished_folder(folder)}: go on with --resume" if is_resumable(folder) else ""
+    )
+    if isinstance(error, ValueError | OSError | WorkerDiedError):
+        return " ".join(str(error).split()) + kept
     trace = folder.with_name(f"{folder.name}.traceback.txt")
     trace.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(trace, traceback.format_exc())
+    remote = getattr(error, "traceback", "")  # of a worker process or another rank
+    write_atomic(trace, f"{traceback.format_exc()}{remote}")
     where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}; traceback in {trace}"
+    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}; traceback in {trace}{kept}"
+
+
+class RunInterruptedError(Exception):
+    """The run was interrupted; what was done is kept."""
 
 
 class _Shown:
@@ -225,31 +248,34 @@ def _table(rows: Sequence[Row]) -> str:
     )
 
 
-def _single_run(config: SweepConfig) -> SweepConfig:
-    """The configuration with one value a field, or a line that names the first field with several."""
-    for name, value in config.model_dump().items():
-        if isinstance(value, tuple) and len(value) > 1:
-            raise ValueError(f"{name} {', '.join(map(str, value))}: train runs one cell; give one value, or use sweep")
-    if "seeds" in config.model_fields_set and config.seeds != 1:
-        raise ValueError(
-            f"seeds {config.seeds}: train runs one seed; leave seeds out and name it with --seed, or use sweep"
-        )
-    return config.model_copy(update={"seeds": 1})
-
-
 def _default_folder(config: SweepConfig, *, resume: bool) -> Path:
     """reports/<slug>, numbered from the second sweep on; with `resume` the newest one there is."""
     base = Path("reports") / f"{'-'.join(config.mech)}-{config.data.replace(':', '-')}"
     if not resume:
         return _unused(base)
-    existing = [path for path in (base, *(_numbered(base, n) for n in range(2, 10_000))) if path.exists()]
+    existing = [path for path in _names(base) if path.exists()]
     if not existing:
         raise ValueError(f"resume: there is no {base} to go on with; name the folder with --out, or leave --resume out")
     return existing[-1]
 
 
+def _run_folder(base: Path, *, resume: bool) -> Path:
+    """runs/<slug>, numbered from the second on; with `resume` the newest that was begun and not finished."""
+    if not resume:
+        return next(path for path in _names(base) if not path.exists() and not unfinished_folder(path).exists())
+    begun = [path for path in _names(base) if unfinished_folder(path).exists()]
+    if not begun:
+        raise ValueError(f"resume: no run of {base} was begun and not finished; leave --resume out")
+    return begun[-1]
+
+
 def _unused(base: Path) -> Path:
-    return next(path for path in (base, *(_numbered(base, n) for n in range(2, 10_000))) if not path.exists())
+    return next(path for path in _names(base) if not path.exists())
+
+
+def _names(base: Path) -> Iterator[Path]:
+    yield base
+    yield from (_numbered(base, number) for number in range(2, 10_000))
 
 
 def _numbered(base: Path, number: int) -> Path:

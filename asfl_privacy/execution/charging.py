@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.accounting.filter import RecordFilter
 from asfl_privacy.accounting.journal import Journal, Release
+from asfl_privacy.execution.release_log import ReleaseLog
 from asfl_privacy.federated import Charge, Federation, Privacy
 from asfl_privacy.federated.local_training import update_noise
 from asfl_privacy.federated.phases import Remaining
@@ -29,6 +30,7 @@ class Account:
         budget: Individual filter, or None.
         journal: The data set's ledger over all runs, or None.
         run_id: Names this run in the journal.
+        log: The run's own log of releases, over all its attempts, or None.
         held_back: Which records were not used because their budget was spent, shape (records,).
         kept: By channel, which records' one draw has been charged already, shape (records,).
     """
@@ -38,6 +40,7 @@ class Account:
     budget: RecordFilter | None = None
     journal: Journal | None = None
     run_id: str = "run"
+    log: ReleaseLog | None = None
     kept: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 
@@ -72,7 +75,7 @@ def charge(account: Account, charges: Sequence[Charge], *, num_records: int, rou
         OSError: A journal that cannot be written: nothing may be sent then.
 
     Guarantee:
-        The journal is on the disk when this returns. A process that dies before has sent nothing; one that dies after
+        Log and journal are on the disk when this returns. A process that dies before has sent nothing; one that dies after
         has charged what it may not have sent, never the reverse.
     """
     events: list[Release] = []
@@ -105,6 +108,8 @@ def charge(account: Account, charges: Sequence[Charge], *, num_records: int, rou
     for event in events:
         if trial is not None:  # refuses what does not fit together before anything is written
             trial.charge(event["records"], **_cost(event))
+    if account.log is not None:
+        account.log.append(events)
     if account.journal is not None:
         account.journal.append_all(account.run_id, events)
     for event in events:

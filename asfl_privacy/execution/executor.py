@@ -30,10 +30,27 @@ class Failure:
     def reason(self) -> str:
         """What went wrong, in one line."""
         text = " ".join(str(self.error).split())
-        if isinstance(self.error, ValueError):
+        if isinstance(self.error, ValueError | ClientFailedError):  # named already
             return text
         where = "".join(f"{note}: " for note in getattr(self.error, "__notes__", ()))
         return f"{where}{type(self.error).__name__}: {text}"
+
+
+class ClientFailedError(RuntimeError):
+    """A client's work failed in another process; says what was raised there, with round and client.
+
+    Args:
+        message: In one line.
+        traceback: Of the other process.
+    """
+
+    def __init__(self, message: str, *, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class WorkerDiedError(RuntimeError):
+    """A process that did clients' work has ended; the line says which, how, and what it was doing."""
 
 
 class Executor(Protocol):

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,10 @@ class ReleaseLog:
 
     Guarantee:
         A release stands in the log, on the disk, before `append` returns: whoever sends only afterwards has sent nothing
-        that the log does not hold, wherever it is killed. For noise from the system's source, the ledger of a checkpoint
-        and `replay_after` of its position, counted by `count_logged`, together count every append of every attempt
-        exactly once: all that was sent, and what a kill kept from being sent. Noise from the seed leaves again with the
-        same bits when its round is executed again, and its charge is then the one it had: `append` refuses another.
+        that the log does not hold, wherever it is killed. A checkpoint's ledger in which `replay_after` is counted holds
+        every append with noise from the system's source, of all attempts, exactly once: all that was sent, and what a
+        kill kept from being sent. Noise from the seed leaves again with the same bits when its round is executed again:
+        it is not counted again then, and `unrepeated` names what did not leave again, so that it is not forgotten.
 
     Edge cases:
         A last line that was cut short was never answered for: the next append removes it. A log that lacks a line which a
@@ -74,14 +74,14 @@ class ReleaseLog:
         ...     checkpoint = log.position
         ...     log.append([release | {"round": 1}])
         ...     again = ReleaseLog.open(Path(folder) / LOG_FILE, **facts)
-        ...     [(one["round"], one["records"].tolist()) for one in again.replay_after(checkpoint)]
+        ...     [(one["round"], one["records"].tolist()) for one in again.replay_after(checkpoint, rounds_done=1)]
         [(1, [3, 7])]
     """
 
     def __init__(self, path: Path, snapshot: Snapshot, *, attempt: str) -> None:
         self.path, self.attempt = path, attempt
         self._snapshot = snapshot
-        self._before: dict[tuple[int, str], set[str]] = {}
+        self._pending: dict[int, dict[str, Append]] = {}  # of noise from the seed, by round: distinct, to leave again
 
     @classmethod
     def open(
@@ -140,30 +140,26 @@ class ReleaseLog:
             releases: As `Ledger.record` takes them, at least one; those that share all but the records are put together.
 
         Raises:
-            ValueError: A value is out of range, the file is damaged or was replaced, or a round that is executed again
-                with noise from the seed charges other records than before; nothing is written, and nothing may be sent.
+            ValueError: A value is out of range, or the file is damaged or was replaced; nothing may be sent.
             OSError: The line cannot be brought to the disk; nothing may be sent.
         """
         classes = self._classes(releases)
-        for entry in classes:
-            before = self._before.get((entry["round"], entry["channel"]))
-            if before is not None and entry["sampler"] == "seeded" and _text(entry) not in before:
-                raise ValueError(
-                    f"round {entry['round']} releases other records in {entry['channel']} than before the run was stopped: "
-                    "from the same seed the same must leave; resume with the executor, versions and machine of before"
-                )
         with locked(self.path, APPEND) as descriptor:
             snapshot, torn = scan(descriptor, self.path, self._snapshot)
             self._snapshot = extend(descriptor, snapshot, torn=torn, run_id=self.attempt, classes=classes)
+        for entry in classes:
+            self._pending.get(entry["round"], {}).pop(_text(entry), None)
 
-    def replay_after(self, position: LogPosition) -> list[Release]:
-        """What was logged after a checkpoint, of all attempts, in order; `count_logged` counts it.
+    def replay_after(self, position: LogPosition, *, rounds_done: int) -> list[Release]:
+        """What a checkpoint's ledger lacks, of all attempts, in order; call it once, before the first append.
 
         Args:
-            position: The checkpoint's; `LogPosition()` for everything.
+            position: The checkpoint's; `LogPosition()` for none.
+            rounds_done: The checkpoint's; 0 for none.
 
         Returns:
-            Releases as `Ledger.record` takes them, their records shape (n,), one named as often as it was released.
+            Releases with fresh noise, as `Ledger.record` takes them: their rounds are executed again with other noise,
+            which is charged anew. Records have shape (n,), one named as often as it was released.
 
         Raises:
             ValueError: The log lacks what the checkpoint knew, is damaged or was replaced.
@@ -177,12 +173,30 @@ class ReleaseLog:
                 f"{self.path} does not hold the {position.appends} appends that the checkpoint knew: releases may be missing, "
                 "so the ledger could count too little; restore the log, with all its lines"
             )
-        releases = []
-        for one in appends[position.appends :]:
+        fresh: list[Release] = []
+        self._pending = {}
+        for number, one in enumerate(appends):
             for entry in one.classes:
-                self._before.setdefault((entry["round"], entry["channel"]), set()).add(_text(entry))
-            releases += self._decoded(one)
-        return releases
+                alone = replace(one, classes=(entry,))
+                if entry["sampler"] != "seeded":
+                    fresh += self._decoded(alone) if number >= position.appends else []
+                elif entry["round"] >= rounds_done:
+                    self._pending.setdefault(entry["round"], {})[_text(entry)] = alone
+        return fresh
+
+    def unrepeated(self, *, rounds_done: int) -> list[Release]:
+        """What rounds released with noise from the seed before the run was stopped, and not when executed again.
+
+        Where a client failed in one attempt and not in the other, other records leave. To be asked and counted after
+        every round; each release is named once.
+
+        Args:
+            rounds_done: Rounds that have been executed.
+        """
+        over = [number for number in sorted(self._pending) if number < rounds_done]
+        return [
+            release for number in over for one in self._pending.pop(number).values() for release in self._decoded(one)
+        ]
 
     def _digest(self, appends: int) -> str:
         """The digest of an append, from the file, whose chain `scan` has checked."""
@@ -203,7 +217,8 @@ class ReleaseLog:
             shared.setdefault(key, []).append(np.asarray(release["records"]))
         scratch = Ledger(p=facts.p, radius=facts.radius)
         for key, parts in shared.items():
-            scratch.record(**dict(key), records=np.concatenate(parts) if len(parts) > 1 else parts[0])
+            words: dict[str, Any] = dict(key)
+            scratch.record(**words, records=np.concatenate(parts) if len(parts) > 1 else parts[0])
         classes = []
         for event in scratch.event_classes:
             column = make_column(*scratch.releases_of(event))
@@ -232,29 +247,19 @@ class ReleaseLog:
 
 
 def count_logged(releases: Iterable[Release], *, ledger: Ledger, budget: RecordFilter | None) -> None:
-    """Count what was released after a checkpoint in the checkpoint's ledger and filter, in place.
+    """Count what was sent already, in place.
 
     Args:
-        releases: From `ReleaseLog.replay_after`.
-        ledger: The checkpoint's.
-        budget: The checkpoint's, or None; a record that went over its budget is exhausted from now on.
-
-    Guarantee:
-        Releases with fresh noise are all counted: their rounds are executed again with other noise, which is charged anew.
-        Those of sampler `seeded` are not: their rounds charge them when they are executed again, with the same bits.
+        releases: From `ReleaseLog.replay_after` or `ReleaseLog.unrepeated`.
+        ledger: Of the checkpoint that the run goes on from.
+        budget: Likewise, or None; a record that went over its budget is exhausted from now on.
     """
     for release in releases:
-        if release["sampler"] == "seeded":
-            continue
-        ledger.record(**release)
+        words: dict[str, Any] = dict(release)
+        ledger.record(**words)
         if budget is not None:
-            budget.count_past(
-                release["records"],
-                mechanism=release["mechanism"],
-                noise_multiplier=release["noise_multiplier"],
-                epsilon_excess=release["epsilon_excess"],
-                tail_probability=release["tail_probability"],
-            )
+            names = ("records", "mechanism", "noise_multiplier", "epsilon_excess", "tail_probability")
+            budget.count_past(**{name: words[name] for name in names})
 
 
 def _text(entry: dict[str, Any]) -> str:

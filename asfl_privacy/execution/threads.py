@@ -19,6 +19,10 @@ from asfl_privacy.mechanisms import ReleasePlan
 
 T = TypeVar("T")
 
+SHARED_DRAWS = (
+    "the network draws from torch's global generator (dropout), which threads share, so no two runs would be alike"
+)
+
 
 class ThreadsExecutor:
     """Clients on threads of this process; torch's kernels run outside Python's lock.
@@ -39,8 +43,9 @@ class ThreadsExecutor:
     def __init__(
         self, federation: Federation, method: Method, *, workers: int, tolerate_failures: bool = False
     ) -> None:
-        if draws_globally(federation):
-            raise ValueError(_shared_draws())
+        reason = why_not_threads(federation)
+        if reason is not None:
+            raise ValueError(f"executor threads: {reason}; use executor processes or serial")
         self._federation = federation
         self._method = method
         self._tolerate_failures = tolerate_failures
@@ -124,7 +129,14 @@ class ThreadsExecutor:
         return answers
 
 
-def draws_globally(federation: Federation) -> bool:
+def why_not_threads(federation: Federation) -> str | None:
+    """Why the clients cannot be trained on threads; None where they can."""
+    if federation.privacy is not None and federation.privacy.updates == "dp-sgd":
+        return "updates dp-sgd examines the network under seeds of torch's global generator, which threads share"
+    return SHARED_DRAWS if _draws_globally(federation) else None
+
+
+def _draws_globally(federation: Federation) -> bool:
     """Whether a forward pass in training mode draws from torch's global generator."""
     federation.load(federation.initial_weights, training=True)
     before = torch.default_generator.get_state()
@@ -146,11 +158,4 @@ def _no_global_draws() -> Iterator[None]:
     yield
     if not torch.equal(before, torch.default_generator.get_state()):
         torch.default_generator.set_state(before)
-        raise ValueError(_shared_draws())
-
-
-def _shared_draws() -> str:
-    return (
-        "executor threads with a network that draws from torch's global generator (dropout): threads share it, so no two "
-        "runs would be alike; use executor processes or serial"
-    )
+        raise ValueError(f"executor threads: {SHARED_DRAWS}; use executor processes or serial")

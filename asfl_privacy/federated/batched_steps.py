@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -14,24 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.accounting.checks import check_integer
+from asfl_privacy.federated.batched_draws import draw_batches, join_rows, to_device
 from asfl_privacy.federated.correction import record_losses
 from asfl_privacy.federated.stacked_network import Stacked, StackedNetwork, stack_network
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.federated.weights import Weights
-
-
-@dataclass(frozen=True)
-class BatchedNetwork:
-    """A network prepared for batched steps; made once and used round after round.
-
-    Attributes:
-        stacked: The network as a function of stacked weights.
-        loss: Sum over clients of a batch's weighted losses: takes stacked weights, inputs (records, clients, …) and the
-            batch's targets.
-    """
-
-    stacked: StackedNetwork
-    loss: Callable[[Stacked, Tensor, Targets], Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,18 +38,17 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class _Draws:
-    """All mini-batches of some clients.
+class BatchedNetwork:
+    """A network prepared for batched steps; made once and used round after round.
 
     Attributes:
-        rows: Rows of each client's own pool, shape (clients, steps, records); padding repeats the batch's first record.
-        sizes: True records of each client's batches, shape (clients,).
-        num_remote: How many of the records drawn were remote, one count a client.
+        stacked: The network as a function of stacked weights.
+        loss: Sum over clients of a batch's weighted losses: takes stacked weights, inputs (records, clients, …) and the
+            batch's targets.
     """
 
-    rows: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    num_remote: list[int]
+    stacked: StackedNetwork
+    loss: Callable[[Stacked, Tensor, Targets], Tensor]
 
 
 def batch_network(
@@ -95,9 +80,7 @@ def batch_network(
             logits = stacked.logits(values, inputs)
         return _loss(logits.flatten(0, 1), targets)
 
-    if compile:
-        loss = torch.compile(loss, mode="reduce-overhead" if device.type == "cuda" else None, dynamic=False)
-    return BatchedNetwork(stacked=stacked, loss=loss)
+    return BatchedNetwork(stacked=stacked, loss=_compiled(loss, device=device) if compile else loss)
 
 
 def run_steps_batched(
@@ -110,6 +93,7 @@ def run_steps_batched(
     batch_size: int,
     lr: float,
     transition: Tensor | None = None,
+    at_once: int | None = None,
 ) -> tuple[list[Weights], list[int]]:
     """Take every client's SGD steps, all clients at once.
 
@@ -122,6 +106,8 @@ def run_steps_batched(
         batch_size: Records a step and client, the whole pool where it is smaller.
         lr: Learning rate.
         transition: As `run_steps`.
+        at_once: Most clients to compute together, which bounds memory; None for all. Convolutions on a CPU are fastest
+            with the few whose activations fit its cache.
 
     Returns:
         Each client's weights after its steps, and how many of the records it drew were remote, in the order given.
@@ -150,12 +136,14 @@ def run_steps_batched(
         >>> len(after), num_remote
         (2, [0, 0])
     """
-    _check_arguments(network.stacked, weights, pools, rngs=rngs, num_steps=num_steps, batch_size=batch_size)
+    _check_arguments(
+        network.stacked, weights, pools, rngs=rngs, num_steps=num_steps, batch_size=batch_size, at_once=at_once
+    )
     if num_steps == 0 or not pools:
         return [dict(given) for given in weights], [0] * len(pools)
-    draws = _draw(pools, rngs=rngs, num_steps=num_steps, batch_size=batch_size)
+    draws = draw_batches(pools, rngs=rngs, num_steps=num_steps, batch_size=batch_size)
     results: list[Weights] = [{}] * len(pools)
-    for members in _groups(draws.sizes, apart=network.stacked.mixes_records):
+    for members in _groups(draws.sizes, apart=network.stacked.mixes_records, at_once=at_once or len(pools)):
         largest = int(draws.sizes[members].max())
         after = _run_group(
             network,
@@ -184,20 +172,20 @@ def _run_group(
     """Steps of clients that are computed together; rows of shape (clients, steps, records)."""
     stacked = network.stacked
     values = {
-        name: torch.stack([given[name] for given in weights]).to(template)
+        name: torch.stack([given[name].detach() for given in weights]).to(template)
         for name, template in stacked.templates.items()
     }
     trained = [values[name].requires_grad_() for name in stacked.trained]
-    num_clients, num_steps, num_records = rows.shape
-    inputs, starts = _joined([pool.inputs for pool in pools])
+    num_clients, _, num_records = rows.shape
+    inputs, starts = join_rows([pool.inputs for pool in pools])
     device = inputs.device
-    where = (rows + np.asarray(starts)[:, None, None]).transpose(1, 2, 0)  # (steps, records, clients): see StackedNetwork
-    batches = _to_device(where, device).flatten(1)
-    steps = _targets(pools, rows=rows, sizes=sizes, transition=transition, like=trained)
+    where = (rows + np.asarray(starts)[:, None, None]).transpose(
+        1, 2, 0
+    )  # (steps, records, clients): see StackedNetwork
+    batches = to_device(where, device).flatten(1)
+    steps = _targets(pools, rows=rows, sizes=sizes, transition=transition)
     for batch, targets in zip(batches, steps, strict=True):
-        drawn = inputs.index_select(0, batch).unflatten(0, (num_records, num_clients))
-        if device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()
+        drawn = inputs.index_select(0, batch).reshape(num_records, num_clients, *inputs.shape[1:])
         loss = network.loss(values, drawn, targets)
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         used = [(p, g) for p, g in zip(trained, gradients, strict=True) if g is not None]
@@ -214,7 +202,119 @@ def _loss(logits: Tensor, targets: Targets) -> Tensor:
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     losses = F.cross_entropy(logits, targets.labels, reduction="none")
     if targets.noisy is not None and targets.log_transition is not None:  # as `record_losses`
+        if targets.log_transition.shape[1] != logits.shape[1]:
+            raise ValueError(
+                f"transition has {targets.log_transition.shape[1]} classes, the network {logits.shape[1]}: it is one matrix "
+                "of all classes; pass the matrix of these labels"
+            )
         columns = targets.log_transition.to(logits)[targets.labels]
         corrected = -torch.logsumexp(F.log_softmax(logits, dim=1) + columns, dim=1)
         losses = torch.where(targets.noisy, corrected, losses)
     return torch.dot(losses, targets.shares.to(losses))
+
+
+def _compiled(loss: Callable[[Stacked, Tensor, Targets], Tensor], *, device: torch.device) -> Callable[..., Tensor]:
+    """The loss and its gradient as one kernel graph each."""
+    if device.type != "cuda":
+        return torch.compile(loss, dynamic=False)
+    compiled = torch.compile(loss, mode="reduce-overhead", dynamic=False)
+
+    def stepped(values: Stacked, inputs: Tensor, targets: Targets) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch's; the last step's gradients are used up, their memory is free
+        return compiled(values, inputs, targets)
+
+    return stepped
+
+
+def _groups(sizes: NDArray[np.int64], *, apart: bool, at_once: int) -> list[list[int]]:
+    """Which clients are computed together: batches of similar size, or of one size alone where they must be apart."""
+    ordered = np.argsort(sizes, kind="stable")
+    cuts = np.flatnonzero(np.diff(sizes[ordered]) if apart else np.zeros(0)) + 1
+    return [
+        part[first : first + at_once].tolist()
+        for part in np.split(ordered, cuts)
+        for first in range(0, len(part), at_once)
+    ]
+
+
+def _targets(
+    pools: Sequence[Pool],
+    *,
+    rows: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    transition: Tensor | None,
+) -> list[Targets]:
+    """Each step's targets, gathered for all steps at once."""
+    _, num_steps, num_records = rows.shape
+    all_labels, starts = join_rows([pool.labels for pool in pools])
+    device = all_labels.device
+
+    def gather(values: Tensor, starts: Sequence[int]) -> Tensor:
+        where = (rows + np.asarray(starts)[:, None, None]).transpose(1, 0, 2)
+        return values[to_device(where, device).flatten(1)]
+
+    labels = gather(all_labels, starts)
+    noisy, log_transition = None, None
+    if transition is not None or any(pool.noisy is not None for pool in pools):
+        unmarked = torch.zeros_like if transition is None else torch.ones_like  # as `run_steps`: then all are noisy
+        noisy = gather(
+            *join_rows(
+                [unmarked(pool.labels, dtype=torch.bool) if pool.noisy is None else pool.noisy for pool in pools]
+            )
+        )
+        noisy = noisy if bool(noisy.any()) else None
+    if noisy is not None:
+        if transition is None:
+            raise ValueError(
+                "noisy labels without a transition: their loss cannot be corrected; pass transition=transition_matrix(...)"
+            )
+        one = torch.zeros(1, dtype=torch.int64, device=transition.device)
+        record_losses(transition.new_zeros(1, len(transition)), one, transition=transition)  # refuses a wrong matrix
+        log_transition = transition.detach().to(device).double().log().T.contiguous()
+    shares = np.where(np.arange(num_records) < sizes[:, None], 1.0 / sizes[:, None], 0.0)
+    share = to_device(shares, device).flatten()
+    return [
+        Targets(
+            labels=labels[step],
+            shares=share,
+            noisy=None if noisy is None else noisy[step],
+            log_transition=log_transition,
+        )
+        for step in range(num_steps)
+    ]
+
+
+def _check_arguments(
+    network: StackedNetwork,
+    weights: Sequence[Mapping[str, Tensor]],
+    pools: Sequence[Pool],
+    *,
+    rngs: Sequence[np.random.Generator],
+    num_steps: int,
+    batch_size: int,
+    at_once: int | None,
+) -> None:
+    check_integer("num_steps", num_steps, minimum=0)
+    check_integer("batch_size", batch_size, minimum=1)
+    if at_once is not None:
+        check_integer("at_once", at_once, minimum=1)
+    if not len(weights) == len(pools) == len(rngs):
+        raise ValueError(
+            f"{len(weights)} weights, {len(pools)} pools and {len(rngs)} generators: one of each a client is due; pass "
+            "lists of one length"
+        )
+    for i, (given, pool) in enumerate(zip(weights, pools, strict=True)):
+        missing = [name for name in network.templates if name not in given]
+        if missing:
+            raise ValueError(f"weights {i} lack {missing[0]}, which the network holds; pass its whole state dict")
+        if len(pool.labels) == 0 or len(pool.inputs) != len(pool.labels):
+            raise ValueError(
+                f"pool {i} holds {len(pool.inputs)} inputs and {len(pool.labels)} labels: a mean loss needs one label an "
+                "input and one record at least; leave the client out"
+            )
+        noisy = pool.noisy
+        if noisy is not None and (noisy.dtype != torch.bool or noisy.shape != pool.labels.shape):
+            raise ValueError(
+                f"noisy of pool {i} is {noisy.dtype} of shape {tuple(noisy.shape)}: one bool a label is due, "
+                f"{len(pool.labels)}; pass a mask"
+            )

@@ -9,6 +9,7 @@ import zlib
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from asfl_privacy.federated.tensor_file import check_tensor_file, compact, decod
 ClientState = Mapping[str, Tensor]
 
 CACHE_BYTES = 64 * 2**20
+_SYNC_THREADS = 16
 _NAME = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]{8})\.safetensors")
 
 
@@ -105,7 +107,6 @@ class DiskClientStates(ClientStates):
     def __init__(self, folder: str | Path, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = _Store(Path(folder), cache_bytes=cache_bytes)
         self._index: dict[int, str] = {}
-        self._version = 0
         self._store.folder.mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -136,7 +137,7 @@ class DiskClientStates(ClientStates):
                 raise ValueError(f"client {key} has file {name!r}: no name of a file of its own; restore the index")
             states._store.check(name)
             states._index[int(key)] = name
-            states._version = max(states._version, int(found[2]))
+            states._store.version = max(states._store.version, int(found[2]))
         return states
 
     @property
@@ -164,12 +165,13 @@ class DiskClientStates(ClientStates):
     def updated(self, changes: Mapping[int, ClientState]) -> Self:
         """See `ClientStates`."""
         after = object.__new__(type(self))
-        after._store, after._index, after._version = self._store, dict(self._index), self._version + 1
+        after._store, after._index = self._store, dict(self._index)
+        self._store.version += 1
         written: list[str] = []
         try:
             for client, state in changes.items():
                 if state:
-                    after._index[client] = self._store.write(_checked(client), after._version, state)
+                    after._index[client] = self._store.write(_checked(client), state)
                     written.append(after._index[client])
                 else:
                     after._index.pop(client, None)
@@ -208,28 +210,30 @@ class _Store:
     def __init__(self, folder: Path, *, cache_bytes: int) -> None:
         self.folder, self.cache_bytes = folder, cache_bytes
         self.device: torch.device | str | None = None
+        self.version = 0
         self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._cached = 0
         self._unsynced: set[str] = set()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "cache_bytes": self.cache_bytes, "device": self.device}
+        names = ("folder", "cache_bytes", "device", "version")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["folder"], cache_bytes=state["cache_bytes"])  # type: ignore[misc]
-        self.device = state["device"]
+        self.device, self.version = state["device"], state["version"]
 
-    def write(self, client: int, version: int, state: ClientState) -> str:
+    def write(self, client: int, state: ClientState) -> str:
         """Write a new file, and say its name; a version that an earlier attempt has written is skipped."""
         data = encode_tensors(state)
         while True:
-            name = f"{client}.{version}.{zlib.crc32(data):08x}.safetensors"
+            name = f"{client}.{self.version}.{zlib.crc32(data):08x}.safetensors"
             try:
                 stream = (self.folder / name).open("xb", buffering=0)
                 break
             except FileExistsError:
-                version += 1
+                self.version += 1
         with stream:
             try:
                 left = memoryview(data)
@@ -277,9 +281,9 @@ class _Store:
     def sync(self, names: Iterable[str]) -> None:
         """Bring files to the disk that are not there for certain, and the folder."""
         due = self._unsynced.intersection(names)
-        for name in due:
-            _sync(self.folder / name)
         if due:
+            with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # a file system flushes what is asked for at once together
+                list(pool.map(_sync, (self.folder / name for name in sorted(due))))
             _sync(self.folder)
             with self._lock:
                 self._unsynced -= due

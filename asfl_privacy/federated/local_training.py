@@ -134,6 +134,7 @@ def local_steps(
             batch_size=settings.batch_size,
             lr=settings.lr,
             transition=transition,
+            autocast=settings.autocast,
         )
         network.load_state_dict(twin.state_dict())  # whatever else the steps left in the copy goes with it
         return Steps(drawn=drawn, drawn_remote=remote, charges=(), remaining=remaining)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from asfl_privacy.accounting.budget import RecordBudget
 
 UPDATES_ONLY = "updates"
@@ -83,6 +85,8 @@ class TrainingSettings:
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         last_evaluations: Number of final evaluations whose mean is the run's accuracy.
         exchange_layer: Name of the block at whose end activations leave, or `auto`.
+        precision: Arithmetic of plain local steps: `float32`, or `bfloat16` where torch's autocast uses it. Noised steps,
+            certificates, noise and releases are computed as always.
     """
 
     clients: int
@@ -96,3 +100,9 @@ class TrainingSettings:
     evaluate_every: int = 1
     last_evaluations: int = 5
     exchange_layer: str = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Type that plain local steps compute in where that is safe; None for the network's own."""
+        return torch.bfloat16 if self.precision == "bfloat16" else None

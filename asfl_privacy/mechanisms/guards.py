@@ -1,5 +1,7 @@
 """Guards at the door: what a tensor must satisfy before noise is added and anything leaves."""
 
+import math
+
 import torch
 
 from asfl_privacy.accounting.checks import check_real
@@ -30,8 +32,25 @@ def check_activations(activations: torch.Tensor, *, what: str = "activations") -
         raise ValueError(
             f"{what} has shape {tuple(activations.shape)}: a batch of at least one record is due; skip empty batches"
         )
-    if not bool(torch.isfinite(activations).all()):
+    if not is_finite(activations):
         raise ValueError(f"{what} holds NaN or inf: only finite values have a bounded sensitivity; check the head")
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite.
+
+    Args:
+        values: floating point, any shape.
+
+    Guarantee:
+        Exact. One NaN or infinity makes every sum NaN or infinite, so a finite sum settles it in one pass; a sum that is
+        not finite may have overflowed, and then every value is looked at.
+
+    Example:
+        >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
+        (True, False)
+    """
+    return math.isfinite(float(values.detach().sum())) or bool(torch.isfinite(values).all())
 
 
 def check_resolution(activations: torch.Tensor, *, noise_stddev: float) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from asfl_privacy.accounting.checks import check_box, check_choice, check_multiplier, check_norm, check_radius
 from asfl_privacy.accounting.rationals import fraction_down
+from asfl_privacy.mechanisms.certificate_check import check_certificate
 from asfl_privacy.mechanisms.clipping import clip_rows
 from asfl_privacy.mechanisms.families import FAMILIES, make_mechanism
 from asfl_privacy.mechanisms.guards import (
@@ -242,7 +243,7 @@ def add_noise(plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, s
         )
     check_input_box(inputs, input_box=plan.input_box)
     if plan.certificate is not None:
-        plan.certificate.check(prefix)
+        check_certificate(plan.certificate, prefix)
     activations = run_stateless(prefix, inputs)
     check_activations(activations)
     if len(activations) != len(inputs):
@@ -324,10 +325,10 @@ def payload_bytes(plan: ReleasePlan | None, released: torch.Tensor) -> int:
 def _on_the_lattice(plan: ReleasePlan, activations: torch.Tensor) -> np.ndarray:
     """Activations in float64, clipped, truncated toward zero to whole lattice steps, their norm checked in integers."""
     check_activations(activations)
-    rows = activations.double()
+    rows = activations
     if plan.clip is not None:
-        rows = clip_rows(rows, max_norm=plan.clip, norm=plan.mechanism.norm)
-    integers = truncate(rows, spacing=plan.lattice.spacing)
+        rows = clip_rows(rows.double(), max_norm=plan.clip, norm=plan.mechanism.norm)
+    integers = truncate(rows, spacing=plan.lattice.spacing)  # in float64, into which float32 goes exactly
     if plan.clip is not None and not bool(
         norm_at_most(integers, norm=plan.mechanism.norm, bound=plan.clip, spacing=plan.lattice.spacing).all()
     ):

@@ -331,7 +331,7 @@ def test_an_existing_empty_folder_is_filled(capsys, workplace):
     code, _, errors = call(capsys, "train", *TINY, "--mech", "none", "--out", ".")
     assert code == 0, errors
     assert sorted(file.name for file in workplace.iterdir()) == [
-        "checkpoint.npz",
+        "checkpoint.safetensors",
         "config.toml",
         "metrics.csv",
         "row.json",

@@ -18,11 +18,12 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AliasTable:
-    """A discrete distribution that is drawn with one word, one comparison and two look-ups.
+    """A discrete distribution that is drawn with one word or less, one comparison and two look-ups.
 
     A uniform U in [0, 2^(64·w)) falls into one of 2^c equal columns, which its top c bits name. Below the column's cut
-    the column's own outcome is drawn, else its alias. Only U's first word is drawn; the other w − 1 words matter only
-    where it equals the cut's first word, which happens with probability about 2^(c−64), and are drawn then.
+    the column's own outcome is drawn, else its alias. Only U's first bits are drawn, one word or all of it but some spare
+    bits at its end, which the caller may use; the others matter only where the first equal the cut's, which happens with
+    probability about 2^(c−64) without spare bits, and are drawn then.
 
     Attributes:
         column_bits: c ≥ 1.
@@ -45,29 +46,41 @@ class AliasTable:
     outcomes: Integers
 
     def draw_into(
-        self, drawn: Integers, source: WordSource, *, scratch: tuple[Integers, npt.NDArray[np.uint64]]
+        self,
+        drawn: Integers,
+        source: WordSource,
+        *,
+        words: npt.NDArray[np.uint64],
+        scratch: tuple[Integers, npt.NDArray[np.uint64]],
+        spare_bits: int = 0,
     ) -> None:
         """Fill ``drawn`` with independent outcomes.
 
         Args:
             drawn: int64, shape (n,), contiguous; overwritten.
-            source: n words are taken from it, and w − 1 more for each tie.
+            source: of the words that ties need, w each, or w − 1 without spare bits.
+            words: fresh from the source, shape (n,); left as they are.
             scratch: two arrays of the same shape, overwritten: kept by the caller so that they stay in the cache.
+            spare_bits: how many low bits of each word must not matter, at most 64 − c: they stay uniform and independent
+                of what is drawn.
         """
         columns, gaps = scratch
-        words = source.words(drawn.size)
+        spare = np.uint64((1 << spare_bits) - 1)
         np.right_shift(words, np.uint64(WORD_BITS - self.column_bits), out=columns.view(np.uint64))
-        np.take(self.cuts, columns, out=gaps, mode="clip")
+        np.take(self.cuts & ~spare, columns, out=gaps, mode="clip")
         # word and cut lie in the same column, so they differ by less than 2^63 and the top bit says which is larger
         np.subtract(words, gaps, out=gaps)
-        has_ties = np.count_nonzero(gaps) < gaps.size
-        tied = [(int(i), int(columns[i])) for i in np.flatnonzero(gaps == 0)] if has_ties else ()
+        has_ties = gaps.size and gaps.min() <= spare
+        tied = [(int(i), int(columns[i])) for i in np.flatnonzero(gaps <= spare)] if has_ties else ()
         np.right_shift(gaps.view(np.int64), 63, out=gaps.view(np.int64))  # −1 below the cut, else 0
         np.bitwise_xor(columns, gaps.view(np.int64), out=columns)  # −1 − column below the cut, else column
         np.take(self.outcomes, columns, out=drawn, mode="wrap")  # −1 − column wraps to the column's own outcome
+        rest_bits = WORD_BITS * (self.num_words - 1)
+        num_words = -(-(rest_bits + spare_bits) // WORD_BITS)
         for i, column in tied:
-            if draw_integer(source, num_words=self.num_words - 1) < self.cut_rests[column]:
-                drawn[i] = self.outcomes[-1 - column]
+            others = draw_integer(source, num_words=num_words) >> (WORD_BITS * num_words - rest_bits - spare_bits)
+            cut = (int(self.cuts[column] & spare) << rest_bits) + self.cut_rests[column]
+            drawn[i] = self.outcomes[-1 - column if others < cut else column]
 
     def weights(self) -> dict[int, int]:
         """The integer weight of each outcome, added up from the columns that are really used."""
@@ -153,5 +166,11 @@ def largest_relative_error(pairs: Iterable[tuple[int, int]]) -> float:
         0.5
     """
     # with ideal in [i, i + 1): |drawn − ideal|/ideal ≤ max(|drawn − i|, |drawn − i − 1|)/i
-    worst = max(Fraction(max(abs(drawn - ideal), abs(drawn - ideal - 1)), ideal) for drawn, ideal in pairs)
-    return fraction_up(worst)
+    error, unit = 0, 1
+    for drawn, ideal in pairs:
+        here = max(abs(drawn - ideal), abs(drawn - ideal - 1))
+        if (
+            here * unit > error * ideal
+        ):  # compared as they are: reducing every fraction would take longer than the table
+            error, unit = here, ideal
+    return fraction_up(Fraction(error, unit))

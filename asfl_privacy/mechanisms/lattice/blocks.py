@@ -15,15 +15,18 @@ from asfl_privacy.accounting.rationals import fraction_up
 from asfl_privacy.mechanisms.lattice.alias import AliasTable, Integers
 from asfl_privacy.mechanisms.lattice.source import WORD_BITS, Words, WordSource, draw_integer
 
-CHUNK_WORDS = 1 << 14
+CHUNK_WORDS = 1 << 15
 MAX_SCALE_CELLS = 1 << 40
 MIN_SCALE_CELLS = 4
 MAX_COARSE_SCALE = 64
 SATURATION = 1 << 62
 BEYOND = 1 << 62  # the table's outcome for everything past its last block; never a block number
+MIN_FIRST_BITS = 14  # of a comparison in one word: what they leave open, about one draw in 10⁴, is decided by more
 FLOAT_SLACK = 2.0**-40  # relative: numpy's exp and the few products before it are right to 2^-48
 
 Floats = npt.NDArray[np.float64]
+
+OpenDraws = tuple[Integers, Integers, Integers, Words]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,12 +39,15 @@ class BlockSampler(ABC):
     A real U in [0, 1) decides, of which the first bits are drawn. It is compared with (1) the least a of the block,
     which keeps about 97 % or more, (2) float bounds of a(l), (3) a(l) to several hundred bits and as many more bits of U,
     where the bounds leave it open (about one draw in 10⁶ at 65 cells, ever fewer above). With M = 1 the table is all.
+    One word is enough for a value where M leaves at least 14 bits each for the table's comparison and for U; its low bits
+    are then the table's spare ones. Else l and U take a word of their own.
 
     Attributes:
         scale: s or b in lattice cells, exact.
         position_bits: log2 M.
         table: distribution of v.
-        squeeze: by |v|, the largest first bits of U that are surely below every a of the block, shape (H + 1,).
+        squeeze: by |v|, the largest first bits of U, moved to the top of a word, that put all of U below every a of the
+            block, shape (H + 1,).
         relative_error: η, such that (1 − η)·P(k) ≤ P̃(k) ≤ (1 + η)·P(k) for every k that can be drawn, with P the ideal
             distribution and P̃ the drawn one.
         tail_probability_per_draw: τ ≥ P(the k that cannot be drawn).
@@ -85,62 +91,120 @@ class BlockSampler(ABC):
             ValueError: for a negative count.
         """
         drawn = np.empty(check_integer("count", count, minimum=0), dtype=np.int64)
-        columns, gaps = np.empty(CHUNK_WORDS, dtype=np.int64), np.empty(CHUNK_WORDS, dtype=np.uint64)
+        scratch = np.empty((3, min(CHUNK_WORDS, drawn.size)), dtype=np.int64)  # kept, so that it stays in the cache
+        past: list[int] = []
+        open_draws: list[OpenDraws] = []
         for start in range(0, drawn.size, CHUNK_WORDS):
             chunk = drawn[start : start + CHUNK_WORDS]
-            self.table.draw_into(chunk, source, scratch=(columns[: chunk.size], gaps[: chunk.size]))
-            past = np.flatnonzero(chunk == BEYOND).tolist() if chunk.max() == BEYOND else []
-            for i in past:
-                chunk[i] = 0
+            columns, gaps, _ = parts = scratch[:, : chunk.size]
+            words = source.words(chunk.size)
+            self.table.draw_into(
+                chunk, source, words=words, scratch=(columns, gaps.view(np.uint64)), spare_bits=self.spare_bits
+            )
+            if chunk.max() == BEYOND:
+                beyond = np.flatnonzero(chunk == BEYOND)
+                chunk[beyond] = 0
+                past += (start + beyond).tolist()
             if self.position_bits:
-                self._place(chunk, source)
-            for i in past:
-                sign = 1 - 2 * (draw_integer(source, num_words=1) & 1)
-                chunk[i] = sign * min(self._draw_beyond(source), SATURATION)
+                tails = words << np.uint64(WORD_BITS - self.spare_bits) if self.spare_bits else source.words(chunk.size)
+                open_draws.append(self._place(chunk, tails, start=start, scratch=parts))
+        if open_draws:
+            self._settle(drawn, *(np.concatenate(part) for part in zip(*open_draws, strict=True)), source=source)
+        for i in past:
+            sign = 1 - 2 * (draw_integer(source, num_words=1) & 1)
+            drawn[i] = sign * min(self._draw_beyond(source), SATURATION)
         return drawn
 
-    def _place(self, chunk: Integers, source: WordSource) -> None:
-        """Replace signed block numbers by cells."""
-        blocks = np.abs(chunk)
-        positions, fractions = self._split(source.words(chunk.size))
-        pending = np.flatnonzero(fractions > np.take(self.squeeze, blocks))
-        while pending.size:
-            kept = self._keeps(blocks[pending] - 1, positions[pending], fractions[pending], source)
-            pending = pending[~kept]
-            positions[pending], fractions[pending] = self._split(source.words(pending.size))
-        cells = ((blocks - 1) << self.position_bits) + positions + 1
-        np.multiply(np.sign(chunk), cells, out=chunk)
+    @property
+    def spare_bits(self) -> int:
+        """How many low bits of the table's word hold l and the first bits of U; 0 where they take a word of their own."""
+        return 0 if self.position_bits == 0 else _spare_bits(self.position_bits, self.table.column_bits)
 
-    def _split(self, words: Words) -> tuple[Integers, Words]:
-        """A position from the top bits of each word, and the first bits of U from the others, moved to the top."""
+    @property
+    def fraction_bits(self) -> int:
+        """How many bits of U come with l."""
+        return (self.spare_bits or WORD_BITS) - self.position_bits
+
+    def _place(self, chunk: Integers, tails: Words, *, start: int, scratch: Integers) -> OpenDraws:
+        """Replace signed block numbers by cells; return what the squeeze leaves open: where, v, l and U's first bits.
+
+        Args:
+            chunk: block numbers v, overwritten.
+            tails: l and the first bits of U from the top on, then zeros.
+            start: index of the chunk's first value.
+            scratch: three arrays of the chunk's shape, overwritten.
+        """
+        blocks, positions, thresholds = scratch[0], scratch[1], scratch[2].view(np.uint64)
+        np.abs(chunk, out=blocks)
+        np.take(self.squeeze, blocks, out=thresholds, mode="clip")
+        fractions = self._split(tails, positions)
+        at = np.flatnonzero(fractions > thresholds)
+        left_open = (at + start, chunk[at], positions[at], fractions[at])
+        zeros = np.flatnonzero(chunk == 0)
+        signs = np.right_shift(chunk, WORD_BITS - 1, out=chunk)  # 0 or −1
+        cells = np.left_shift(blocks, self.position_bits, out=blocks)
+        cells += positions
+        cells -= self.cells_per_block - 1  # (|v| − 1)·M + l + 1
+        cells ^= signs
+        np.subtract(cells, signs, out=chunk)  # negated where the sign is −1
+        chunk[zeros] = 0
+        return left_open
+
+    def _settle(
+        self,
+        drawn: Integers,
+        at: Integers,
+        signed_blocks: Integers,
+        positions: Integers,
+        fractions: Words,
+        *,
+        source: WordSource,
+    ) -> None:
+        """Decide the open draws, positions that are refused being drawn again, and write their cells."""
+        blocks, left, known_bits = np.abs(signed_blocks) - 1, np.arange(at.size), self.fraction_bits
+        while left.size:
+            kept = self._keeps(blocks[left], positions[left], fractions[left], source, known_bits=known_bits)
+            left, known_bits = left[~kept], WORD_BITS - self.position_bits
+            again = np.empty(left.size, dtype=np.int64)
+            fractions[left] = self._split(source.words(left.size), again)
+            positions[left] = again
+        cells = (blocks << self.position_bits) + positions + 1
+        drawn[at] = np.where(signed_blocks < 0, -cells, cells)
+
+    def _split(self, words: Words, positions: Integers) -> Words:
+        """The first bits of U from each word, moved to the top; its top bits are written to ``positions``."""
         m = np.uint64(self.position_bits)
-        return (words >> (np.uint64(WORD_BITS) - m)).view(np.int64), words << m
+        np.right_shift(words, np.uint64(WORD_BITS) - m, out=positions.view(np.uint64))
+        return words << m
 
     def _keeps(
-        self, blocks: Integers, positions: Integers, fractions: Words, source: WordSource
+        self, blocks: Integers, positions: Integers, fractions: Words, source: WordSource, *, known_bits: int
     ) -> npt.NDArray[np.bool_]:
-        """Whether U < a(l), each time exactly."""
+        """Whether U < a(l), each time exactly; ``known_bits`` of U are given."""
         lower, upper = self._ratio_bounds(blocks, positions)
-        first = fractions.astype(np.float64) * 2.0**-WORD_BITS  # within 2^-53 relative
-        kept = first * (1.0 + 2.0**-50) + 2.0 ** (self.position_bits - WORD_BITS) <= lower
+        first = fractions * 2.0**-WORD_BITS  # within 2^-53 relative
+        kept = first * (1.0 + 2.0**-50) + 2.0**-known_bits <= lower
         for i in np.flatnonzero(~kept & (first * (1.0 - 2.0**-50) < upper)):
-            kept[i] = self._keeps_exactly(int(blocks[i]), int(positions[i]), int(fractions[i]), source)
+            kept[i] = self._keeps_exactly(
+                int(blocks[i]), int(positions[i]), int(fractions[i]), source, known_bits=known_bits
+            )
         return kept
 
-    def _keeps_exactly(self, block: int, position: int, fraction: int, source: WordSource) -> bool:
+    def _keeps_exactly(self, block: int, position: int, fraction: int, source: WordSource, *, known_bits: int) -> bool:
         """Whether U < a(l), with U's first bits given and all others drawn here."""
         num_words = self.table.num_words
-        bits = WORD_BITS - self.position_bits + WORD_BITS * num_words
-        first = (fraction >> self.position_bits) << (WORD_BITS * num_words)
-        return first + draw_integer(source, num_words=num_words) < self._ratio(block, position, bits=bits)
+        first = (fraction >> (WORD_BITS - known_bits)) << (WORD_BITS * num_words)
+        ratio = self._ratio(block, position, bits=known_bits + WORD_BITS * num_words)
+        return first + draw_integer(source, num_words=num_words) < ratio
 
     def _draw_in_block(self, block: int, source: WordSource) -> int:
         """|k| = 1 + h·M + l for a block of any number, by exact rejection alone."""
+        known_bits = WORD_BITS - self.position_bits
         while True:
             word = draw_integer(source, num_words=1)
-            position = word >> (WORD_BITS - self.position_bits)
+            position = word >> known_bits
             fraction = (word << self.position_bits) & (2**WORD_BITS - 1)
-            if self.position_bits == 0 or self._keeps_exactly(block, position, fraction, source):
+            if self.position_bits == 0 or self._keeps_exactly(block, position, fraction, source, known_bits=known_bits):
                 return 1 + (block << self.position_bits) + position
 
     @abstractmethod
@@ -156,18 +220,25 @@ class BlockSampler(ABC):
         """|k| past the table's last block, by its conditional distribution."""
 
 
-def make_squeeze(lower: Floats, *, position_bits: int) -> Words:
-    """Thresholds by |v|: U's first bits at or below them put all of U below every a of the block.
+def make_squeeze(lower: Floats, *, fraction_bits: int) -> Words:
+    """Thresholds by |v|: U's first bits, moved to the top, at or below them put all of U below every a of the block.
 
     Args:
         lower: by block, a number in (0.1, 1] at or below the least a of the block, shape (H,).
-        position_bits: log2 M, ≤ 40.
+        fraction_bits: how many first bits of U are known, ≥ 10.
 
     Returns:
         uint64, shape (H + 1,); entry 0 (the cell k = 0) keeps everything.
     """
-    thresholds = [int(Fraction(ratio) * 2**WORD_BITS) - (1 << position_bits) for ratio in lower.tolist()]
+    unknown = 1 << (WORD_BITS - fraction_bits)
+    thresholds = [int(Fraction(ratio) * 2**WORD_BITS) - unknown for ratio in lower.tolist()]
     return np.array([2**WORD_BITS - 1, *thresholds], dtype=np.uint64)
+
+
+def _spare_bits(position_bits: int, column_bits: int) -> int:
+    """Low bits of one word for l and U, half of what l and the column leave for U; 0 where that is below 14 bits."""
+    half = (WORD_BITS - column_bits - position_bits) // 2
+    return position_bits + half if half >= MIN_FIRST_BITS else 0
 
 
 def check_scale_cells(scale: Fraction | float) -> Fraction:

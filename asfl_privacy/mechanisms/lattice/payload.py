@@ -25,8 +25,8 @@ def encode(integers: Integers, *, spacing: float) -> bytes:
     """Pack integers into few bytes.
 
     Values are zigzag coded (0, −1, 1, −2, … become 0, 1, 2, 3, …), and each byte plane that is not all zero is stored raw
-    or deflated, whichever is smaller: by Huffman codes alone, since noise has no repeats for a dictionary to find, or by
-    runs, for the nearly empty upper planes.
+    or deflated, whichever is smaller: by Huffman codes of bytes and of runs, which the nearly empty upper planes are full
+    of; noise has no other repeats for a dictionary to find.
 
     Args:
         integers: any int64 array of at most 2^26 values and 8 dimensions.
@@ -52,12 +52,16 @@ def encode(integers: Integers, *, spacing: float) -> bytes:
         raise ValueError(
             f"integers have shape {integers.shape}: a payload holds at most 2^26 values in {MAX_DIMS} dimensions; send several"
         )
-    flat = np.ascontiguousarray(integers).reshape(-1)
-    zigzag = ((flat << 1) ^ (flat >> 63)).view(np.uint64)
-    num_planes = (int(zigzag.max(initial=0)).bit_length() + 7) // 8
+    largest = max(2 * int(integers.max(initial=0)), -2 * int(integers.min(initial=0)) - 1)  # after zigzag coding
+    num_planes = (largest.bit_length() + 7) // 8
+    width = next(size for size in (2, 4, 8) if size >= num_planes)
+    flat = integers.astype(f"<i{width}").reshape(
+        -1
+    )  # the smallest type that holds the coded values: fewer bytes to move
+    zigzag = ((flat << 1) ^ (flat >> (8 * width - 1))).view(np.uint8).reshape(-1, width)
     parts = [struct.pack(f"<{integers.ndim}I", *integers.shape)]
     for place in range(num_planes):
-        method, stored = _pack_plane((zigzag >> np.uint64(8 * place)).astype(np.uint8).tobytes())
+        method, stored = _pack_plane(zigzag[:, place].tobytes())
         parts += [_PLANE.pack(method, len(stored)), stored]
     body = _HEADER.pack(MAGIC, 0, exponent, integers.ndim, num_planes)[8:] + b"".join(parts)
     return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
@@ -111,14 +115,10 @@ def decode(payload: bytes, *, max_values: int = MAX_VALUES) -> tuple[Integers, f
 
 
 def _pack_plane(plane: bytes) -> tuple[int, bytes]:
-    """The shortest of raw, Huffman codes and runs."""
-    shortest = min((_deflate(plane, strategy) for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE)), key=len)
-    return (DEFLATED, shortest) if len(shortest) < len(plane) else (RAW, plane)
-
-
-def _deflate(plane: bytes, strategy: int) -> bytes:
-    packer = zlib.compressobj(6, zlib.DEFLATED, -15, 9, strategy)
-    return packer.compress(plane) + packer.flush()
+    """The shorter of raw and deflated."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    deflated = packer.compress(plane) + packer.flush()
+    return (DEFLATED, deflated) if len(deflated) < len(plane) else (RAW, plane)
 
 
 def _unpack_plane(stored: bytes, *, method: int, count: int) -> npt.NDArray[np.uint8]:

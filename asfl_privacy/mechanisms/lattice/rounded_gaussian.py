@@ -58,12 +58,12 @@ class RoundedGaussian(BlockSampler):
         # P(j)/P(j0) = exp(−(j² − j0²)/2s²)·C(j)/C(j0) with C(k) = ∫ cosh(ku/s²)·exp(−u²/2s²) du over |u| ≤ ½, which
         # rises in k > 0, and d log C/dk ≤ sup (u/s²)·tanh(ku/s²) ≤ k/(4s⁴). j² − j0² = l·(2·j0 + l) is exact in float64
         # but for one product, since both factors are integers below 2^53.
-        s = float(self.scale)
-        starts = (blocks << self.position_bits) + 1
+        half_rate, rate = 0.5 / float(self.scale) ** 2, 0.25 / float(self.scale) ** 4  # each within 8 units of 2^-53
         l = positions.astype(np.float64)  # noqa: E741
-        exponent = l * (2 * starts + positions).astype(np.float64) / s / s / 2.0
-        growth = l * (starts + positions).astype(np.float64) / s / s / s / s / 4.0
-        return np.exp(-exponent) * (1.0 - FLOAT_SLACK), np.exp(growth - exponent) * (1.0 + FLOAT_SLACK)
+        ends = (blocks << self.position_bits) + positions + 1
+        ratio = np.exp((l - 2.0 * ends) * l * half_rate)  # j² − j0² = l·(2j − l), j the cell itself
+        growth = ends * l * rate  # j·(j − j0)/(4s⁴)
+        return ratio * (1.0 - FLOAT_SLACK), ratio * np.exp(growth) * (1.0 + FLOAT_SLACK)
 
     def _ratio(self, block: int, position: int, *, bits: int) -> int:
         start = 1 + (block << self.position_bits)
@@ -140,7 +140,7 @@ def rounded_gaussian(scale: Fraction | float) -> RoundedGaussian:
     )
     last = np.full(num_blocks, (1 << position_bits) - 1, dtype=np.int64)
     lower, _ = sampler._ratio_bounds(np.arange(num_blocks, dtype=np.int64), last)
-    object.__setattr__(sampler, "squeeze", make_squeeze(lower, position_bits=position_bits))
+    object.__setattr__(sampler, "squeeze", make_squeeze(lower, fraction_bits=sampler.fraction_bits))
     return sampler
 
 

@@ -71,7 +71,7 @@ class RoundedLaplace(BlockSampler):
         """|v| given v ≠ 0."""
         drawn, columns, gaps = np.zeros(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint64)
         while drawn[0] == 0:
-            self.table.draw_into(drawn, source, scratch=(columns, gaps))
+            self.table.draw_into(drawn, source, words=source.words(1), scratch=(columns, gaps))
         return abs(int(drawn[0]))
 
 
@@ -133,7 +133,7 @@ def rounded_laplace(scale: Fraction | float) -> RoundedLaplace:
     )
     last = np.full(num_blocks, M - 1, dtype=np.int64)
     lower, _ = sampler._ratio_bounds(np.arange(num_blocks, dtype=np.int64), last)
-    object.__setattr__(sampler, "squeeze", make_squeeze(lower, position_bits=position_bits))
+    object.__setattr__(sampler, "squeeze", make_squeeze(lower, fraction_bits=sampler.fraction_bits))
     return sampler
 
 

@@ -44,17 +44,20 @@ def truncate(activations: torch.Tensor | npt.NDArray[np.floating[Any]], *, spaci
         kind = getattr(activations, "dtype", type(activations).__name__)
         raise ValueError(f"activations are {kind}: the lattice takes float32 or float64; convert with .float()")
     values = activations.detach().cpu().numpy() if isinstance(activations, torch.Tensor) else np.asarray(activations)
-    if not np.isfinite(values).all():
-        raise ValueError("activations hold NaN or inf: only finite values have a place on the lattice; check the head")
-    # in float64 scaling by a power of two is exact, but for results below 2^-1022, which are truncated to 0 anyway
-    with np.errstate(over="ignore", under="ignore"):
-        cells = np.trunc(np.ldexp(values.astype(np.float64), -exponent))
-    if cells.size and not np.abs(cells).max() < LARGEST_CELL:
+    # in float64 multiplying by a power of two is exact, but for results below 2^-1022, which are truncated to 0 anyway
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        cells: npt.NDArray[np.float64] = np.multiply(values, 2.0**-exponent, dtype=np.float64)
+        fits = not cells.size or -LARGEST_CELL < cells.min() <= cells.max() < LARGEST_CELL  # NaN is in no interval
+    if not fits:
+        if not np.isfinite(values).all():
+            raise ValueError(
+                "activations hold NaN or inf: only finite values have a place on the lattice; check the head"
+            )
         raise ValueError(
             f"the largest activation is {np.abs(values).max():g}: at spacing {spacing:g} it is 2^61 cells or more; clip the "
             "activations or widen the spacing"
         )
-    return cells.astype(np.int64)
+    return cells.astype(np.int64)  # toward zero, as C casts
 
 
 def to_float(integers: Integers, *, spacing: float) -> npt.NDArray[np.float32]:
@@ -79,8 +82,11 @@ def to_float(integers: Integers, *, spacing: float) -> npt.NDArray[np.float32]:
     """
     exponent = spacing_exponent(spacing)
     check_integers(integers, largest=1 << 63)
+    values: npt.NDArray[np.float32] = integers.astype(np.float32)
+    if abs(exponent) <= 62:  # 0 or 1 to 2^63 cells: nothing overflows or underflows, so that the product is exact
+        return np.multiply(values, np.float32(2.0**exponent), out=values)
     with np.errstate(over="ignore", under="ignore"):
-        values: npt.NDArray[np.float32] = np.ldexp(integers.astype(np.float32), exponent)
+        np.ldexp(values, exponent, out=values)
     if not np.isfinite(values).all():
         raise ValueError(f"the spacing is {spacing:g}: a lattice point overflows float32; rescale the activations")
     return values
@@ -146,9 +152,9 @@ def norm_at_most(integer_rows: Integers, *, norm: float, bound: float, spacing: 
             f"rows have shape {integer_rows.shape}: (batch, ...) with at most 2^20 values a row is due; split it"
         )
     rows = np.abs(integer_rows.reshape(integer_rows.shape[0], math.prod(integer_rows.shape[1:])))
-    limbs = [(rows >> (_LIMB_BITS * i)) & _LIMB for i in range(3)]
+    used = range(-(-int(rows.max(initial=0)).bit_length() // _LIMB_BITS))
+    limbs = [(rows >> (_LIMB_BITS * i)) & _LIMB for i in used]
     totals = [0] * rows.shape[0]
-    used = [i for i in range(3) if limbs[i].any()]
     terms = [(i, limbs[i]) for i in used] if norm == 1 else [(i + j, limbs[i] * limbs[j]) for i in used for j in used]
     for place, term in terms:  # a product is below 2^42 and a row's sum of 2^20 of them below 2^62
         totals = [t + (s << (_LIMB_BITS * place)) for t, s in zip(totals, term.sum(axis=1).tolist(), strict=True)]
@@ -177,7 +183,7 @@ def check_integers(integers: Integers, *, largest: int = LARGEST_CELL) -> None:
     if not isinstance(integers, np.ndarray) or integers.dtype != np.int64:
         kind = getattr(integers, "dtype", type(integers).__name__)
         raise ValueError(f"integers are {kind}: lattice points are numpy int64; call truncate first")
-    if integers.size and (int(integers.max()) > largest or int(integers.min()) < -largest):
+    if integers.size and largest < 1 << 63 and not -largest <= integers.min() <= integers.max() <= largest:
         raise ValueError(
             f"the integers reach beyond ±{largest}: sums would overflow; clip the activations or widen the spacing"
         )

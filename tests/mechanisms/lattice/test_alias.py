@@ -11,9 +11,10 @@ from asfl_privacy.mechanisms.lattice.alias import build_alias_table, largest_rel
 from asfl_privacy.mechanisms.lattice.source import SeededSource
 
 
-def draw(table, source, count):
-    drawn = np.empty(count, np.int64)
-    table.draw_into(drawn, source, scratch=(np.empty(count, np.int64), np.empty(count, np.uint64)))
+def draw(table, source, count, *, spare_bits=0):
+    drawn, words = np.empty(count, np.int64), source.words(count)
+    scratch = (np.empty(count, np.int64), np.empty(count, np.uint64))
+    table.draw_into(drawn, source, words=words, scratch=scratch, spare_bits=spare_bits)
     return drawn
 
 
@@ -75,6 +76,27 @@ def test_every_word_goes_where_the_slow_twin_says():
 
     expected = [slow_twin(table, int(word) << 64) for word in words]
     assert draw(table, Source(), len(words)).tolist() == expected
+
+
+@pytest.mark.parametrize("spare_bits", [1, 40, 60])
+def test_spare_bits_do_not_matter(scripted, spare_bits):
+    """Catches a comparison that reads them, and a tie whose missing bits are not drawn anew, or in another place."""
+    table = build_alias_table([0, 1, 2], weights=weights_from([5, 3, 11], 3), num_words=3)
+    low = 2**spare_bits - 1
+    for column, (cut, rest) in enumerate(zip(table.cuts.tolist(), table.cut_rests, strict=True)):
+        own, alias = table.outcomes[-1 - column], table.outcomes[column]
+        missing = ((cut & low) << 128) + rest  # the cut's last spare_bits + 128 bits
+        if own == alias or not missing:
+            continue  # a column with one outcome
+        for number, expected in ((missing - 1, own), (missing, alias), (missing + 1, alias)):
+            placed = number << (64 - spare_bits)  # the first of three words' bits
+            for first in (cut & ~low, cut | low):
+                source = scripted([first, *(placed >> (64 * i) & (2**64 - 1) for i in range(3))])
+                assert draw(table, source, 1, spare_bits=spare_bits)[0] == expected
+                assert not source.left
+        for word, expected in (((cut & ~low) - 1, own), ((cut | low) + 1, alias)):
+            if word >> (64 - table.column_bits) == column:
+                assert draw(table, scripted([word]), 1, spare_bits=spare_bits)[0] == expected
 
 
 def test_one_outcome_is_always_drawn():

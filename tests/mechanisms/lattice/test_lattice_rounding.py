@@ -121,3 +121,20 @@ def test_floats_are_the_nearest_float32(value, exponent):
 def test_floats_that_overflow_are_refused():
     with pytest.raises(ValueError, match="overflows float32"):
         to_float(np.array([4]), spacing=2.0**127)
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20),
+    st.integers(-149, 140),
+)
+def test_products_of_powers_of_two_are_what_scaling_gives(values, exponent):
+    """Catches a product that rounds where scaling by an exponent does not; both ends of float32 and its subnormals."""
+    array = np.array(values, dtype=np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        slow = np.trunc(np.ldexp(array.astype(np.float64), -exponent))
+    if np.abs(slow).max() < 2**61:
+        cells = truncate(array, spacing=2.0**exponent)
+        assert cells.tolist() == [int(cell) for cell in slow]
+        with np.errstate(over="ignore", under="ignore"):
+            back = np.ldexp(cells.astype(np.float32), exponent)
+        assert to_float(cells, spacing=2.0**exponent).tolist() == back.tolist()

@@ -105,15 +105,10 @@ def test_a_table_with_one_cell_five_percent_off_is_found(chi_square):
 class RedrawsTheBlock(RoundedGaussian):
     """Mutant: a refused position draws its block again too."""
 
-    def _place(self, chunk, source):
-        blocks_drawn = np.abs(chunk)
-        positions, fractions = self._split(source.words(chunk.size))
-        kept = self._keeps(np.maximum(blocks_drawn - 1, 0), positions, fractions, source) | (blocks_drawn == 0)
-        cells = ((blocks_drawn - 1) << self.position_bits) + positions + 1
-        np.multiply(np.sign(chunk), cells, out=chunk)
-        again = np.flatnonzero(~kept)
-        if again.size:
-            chunk[again] = self.draw(again.size, source)
+    def _settle(self, drawn, at, signed_blocks, positions, fractions, *, source):
+        blocks = np.abs(signed_blocks) - 1
+        refused = ~self._keeps(blocks, positions, fractions, source, known_bits=self.fraction_bits)
+        drawn[at[refused]] = self.draw(int(refused.sum()), source)
 
 
 @pytest.mark.parametrize("s", [8448.0, 2.0**31 + 2.0**26])  # 33 coarse cells per deviation, where refusals are most
@@ -157,7 +152,7 @@ def test_ratios_within_a_block_are_exact_and_their_float_bounds_hold(s, normal_m
             lower, upper = sampler._ratio_bounds(np.array([h]), np.array([l]))
             assert float(lower[0]) <= ideal <= float(upper[0])
             if h < sampler.num_blocks:
-                squeezed = int(sampler.squeeze[h + 1]) + 2**sampler.position_bits
+                squeezed = int(sampler.squeeze[h + 1]) + 2 ** (64 - sampler.fraction_bits)
                 assert squeezed / 2**64 <= ideal
 
 
@@ -168,9 +163,9 @@ def test_the_exact_decision_and_the_float_decision_agree(monkeypatch):
     h, l = np.array([3, 90, 150] * 300), np.arange(900) % sampler.cells_per_block  # noqa: E741
     ratio = np.array([sampler._ratio(int(a), int(b), bits=64) / 2**64 for a, b in zip(h, l, strict=True)])
     below, above = (((ratio + shift) * 2**64).clip(0, 2**64 - 2048).astype(np.uint64) for shift in (-1e-9, 1e-9))
-    assert sampler._keeps(h, l, below, SeededSource(b"below")).all()
+    assert sampler._keeps(h, l, below, SeededSource(b"below"), known_bits=64).all()
     inside = ratio < 1.0
-    assert not sampler._keeps(h[inside], l[inside], above[inside], SeededSource(b"above")).any()
+    assert not sampler._keeps(h[inside], l[inside], above[inside], SeededSource(b"above"), known_bits=64).any()
 
 
 @pytest.mark.parametrize("s", [33.01, 1000.25])
@@ -190,10 +185,10 @@ def test_the_tail_past_the_table_is_drawn_by_its_own_distribution(s, scripted, n
     share = float((drawn <= middle).mean())
     assert abs(share - ideal) < 5 * math.sqrt(ideal * (1 - ideal) / drawn.size)
     column = int(np.flatnonzero(sampler.table.outcomes[::-1][: sampler.table.outcomes.size // 2] == BEYOND)[0])
-    first = column << (64 - sampler.table.column_bits)  # below the cut of the column that is "beyond"'s own
+    first = column << (64 - sampler.table.column_bits)  # not above the cut's first bits in "beyond"'s own column
     signs = set()
     for sign_word in (0, 1):
-        position = [0] if s > 64 else []
+        position = [0] * 6 if s > 64 else []  # the low bits of the first word, which are the position's, and a tie
         zeros = [0] * 20
         block = [] if s < 64 else [0, *[0] * 6]
         [value] = sampler.draw(1, scripted([first, *position, sign_word, *zeros, *(block or [0])])).tolist()

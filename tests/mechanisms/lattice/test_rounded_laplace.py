@@ -147,7 +147,7 @@ def test_ratios_within_a_block_are_exact_and_their_float_bounds_hold(b):
                 assert abs(sampler._ratio(h, l, bits=600) / mpmath.mpf(2) ** 600 / ideal - 1) < mpmath.mpf(2) ** -500
             lower, upper = sampler._ratio_bounds(np.array([h]), np.array([l]))
             assert float(lower[0]) <= ideal <= float(upper[0])
-            assert (int(sampler.squeeze[h + 1]) + 2**sampler.position_bits) / 2**64 <= ideal
+            assert (int(sampler.squeeze[h + 1]) + 2 ** (64 - sampler.fraction_bits)) / 2**64 <= ideal
 
 
 @pytest.mark.parametrize("scale", [0.0, -5.0, 3.99, math.nan, math.inf, 2.0**40 + 1])

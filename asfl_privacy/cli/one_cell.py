@@ -1,0 +1,38 @@
+"""The one cell that commands of a single run take from the flags of a sweep."""
+
+from __future__ import annotations
+
+from asfl_privacy.cells import Cell, make_cells
+from asfl_privacy.config import SweepConfig
+
+
+def one_cell(config: SweepConfig, *, command: str) -> tuple[SweepConfig, Cell]:
+    """The configuration with one seed, and its one cell.
+
+    Args:
+        config: One value a field.
+        command: Who asks, for the messages.
+
+    Raises:
+        ValueError: A field with several values, or flags that give several cells.
+    """
+    for name, value in config.model_dump().items():
+        if isinstance(value, tuple) and len(value) > 1:
+            raise ValueError(
+                f"{name} {', '.join(map(str, value))}: {command} runs one cell; give one value, or use sweep"
+            )
+    if "seeds" in config.model_fields_set and config.seeds != 1:
+        raise ValueError(
+            f"seeds {config.seeds}: {command} runs one seed; leave seeds out and name it with --seed, or use sweep"
+        )
+    wanted = config.model_copy(update={"seeds": 1})
+    mech = wanted.mech[0]
+    if wanted.method == ("fedavg",):
+        mech = "none" if wanted.updates == "none" else "gaussian"
+    cells = [cell for cell in make_cells(wanted) if (cell.method, cell.mech) == (wanted.method[0], mech)]
+    if len(cells) != 1:
+        raise ValueError(
+            f"{command} runs one cell but the flags give {len(cells)}; give one --epsilon or --total-epsilon, one --delta "
+            "at most, or --mech none"
+        )
+    return wanted, cells[0]

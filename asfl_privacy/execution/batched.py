@@ -1,0 +1,191 @@
+"""The batched executor: the local steps of many clients at once, as one network with stacked weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from asfl_privacy.execution.client_work import named
+from asfl_privacy.execution.executor import Failure
+from asfl_privacy.execution.serial import SerialExecutor
+from asfl_privacy.federated import Collected, Federation, Method, Payload, State, Update
+from asfl_privacy.federated.batched_steps import BatchedNetwork, batch_network, run_steps_batched
+from asfl_privacy.federated.batching_support import supports_batching
+from asfl_privacy.federated.local_training import Steps, finish_update, own_records
+from asfl_privacy.federated.phases import Remaining, Stage, StagedMethod
+from asfl_privacy.federated.steps import Pool
+from asfl_privacy.federated.stopwatch import Stopwatch
+from asfl_privacy.federated.streams import numpy_stream
+from asfl_privacy.federated.weights import Weights
+from asfl_privacy.mechanisms import ReleasePlan
+from asfl_privacy.mechanisms.label_randomiser import transition_matrix
+
+MOST_TOGETHER = 64
+"""Clients whose steps are taken together; more only cost memory."""
+
+
+class BatchedExecutor:
+    """Every client's local steps at once; what is released is collected one client after the other, as always.
+
+    Args:
+        federation: Clients, network and settings.
+        method: Whose phases are run; one whose local work is stages of plain steps.
+        tolerate_failures: Whether a failed client is answered for by a `Failure`.
+        compile: Whether torch.compile fuses the steps, with CUDA graphs on a GPU.
+
+    Raises:
+        ValueError: Local steps that cannot be taken together; the line says why.
+
+    Guarantee:
+        Draws, releases and charges are those of the serial executor, bit for bit, and the weights are within rounding of
+        its own: sums run in another order.
+    """
+
+    name = "batched"
+
+    def __init__(
+        self, federation: Federation, method: Method, *, tolerate_failures: bool = False, compile: bool = False
+    ) -> None:
+        reason = why_not_batched(federation, method)
+        if reason is not None or not isinstance(method, StagedMethod):
+            raise ValueError(f"executor batched: {reason}; use executor serial, threads or processes")
+        self._federation = federation
+        self._method: StagedMethod = method
+        self._serial = SerialExecutor(federation, method, tolerate_failures=tolerate_failures)
+        self._tolerate_failures = tolerate_failures
+        federation.load(federation.initial_weights, training=True)
+        self._networks = {
+            part: self._prepared(network, compile=compile)
+            for part, network in (("tail", federation.split.tail), ("full", federation.model))
+        }
+
+    def collect(
+        self, state: State, cohort: Sequence[int], *, plan: ReleasePlan | None, remaining: Remaining, round: int
+    ) -> dict[int, Collected | Failure]:
+        """See `Executor`."""
+        return self._serial.collect(state, cohort, plan=plan, remaining=remaining, round=round)
+
+    def train(
+        self,
+        state: State,
+        cohort: Sequence[int],
+        *,
+        plan: ReleasePlan | None,
+        collected: Mapping[int, Collected],
+        received: Mapping[int, Payload],
+        remaining: Remaining,
+        round: int,
+    ) -> dict[int, Update | Failure]:
+        """See `Executor`."""
+        alike: dict[tuple[tuple[str, int], ...], dict[int, tuple[Stage, ...]]] = {}
+        for client in cohort:
+            with named(round, client=client):
+                stages = self._method.stages(
+                    client, federation=self._federation, own=collected[client].own, received=received.get(client)
+                )
+            alike.setdefault(tuple((stage.part, stage.num_steps) for stage in stages), {})[client] = stages
+        answers: dict[int, Update | Failure] = {}
+        for work in alike.values():
+            clients = list(work)
+            for first in range(0, len(clients), MOST_TOGETHER):
+                together = {client: work[client] for client in clients[first : first + MOST_TOGETHER]}
+                try:
+                    with named(round):
+                        answers |= self._train_together(state, together, remaining=remaining, round=round)
+                except Exception:  # whose it was shows one by one
+                    if not self._tolerate_failures:
+                        raise
+                    answers |= self._serial.train(
+                        state,
+                        tuple(together),
+                        plan=plan,
+                        collected=collected,
+                        received=received,
+                        remaining=remaining,
+                        round=round,
+                    )
+        return {client: answers[client] for client in cohort}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held."""
+
+    def _train_together(
+        self, state: State, work: Mapping[int, tuple[Stage, ...]], *, remaining: Remaining, round: int
+    ) -> dict[int, Update]:
+        """Updates of clients whose stages have the same parts and numbers of steps."""
+        settings, clients = self._federation.settings, list(work)
+        weights: list[Weights] = [state.weights for _ in clients]
+        done: list[tuple[Steps, ...]] = [() for _ in clients]
+        watch = Stopwatch()
+        for stages in zip(*work.values(), strict=True):
+            first = stages[0]
+            with watch.phase(first.part):
+                weights, num_remote = run_steps_batched(
+                    self._networks[first.part],
+                    weights,
+                    [stage.pool for stage in stages],
+                    rngs=[
+                        numpy_stream(settings.seed, round=round, client=client, purpose=first.purpose)
+                        for client in clients
+                    ],
+                    num_steps=first.num_steps,
+                    batch_size=settings.batch_size,
+                    lr=settings.lr,
+                    transition=self._transition([stage.pool for stage in stages]),
+                )
+            for i, stage in enumerate(stages):
+                drawn = stage.num_steps * min(settings.batch_size, len(stage.pool.labels))
+                done[i] += (Steps(drawn=drawn, drawn_remote=num_remote[i], charges=(), remaining=remaining),)
+        seconds = {part: spent / len(clients) for part, spent in watch.seconds.items()}
+        updates = {}
+        for client, trained, steps in zip(clients, weights, done, strict=True):
+            with named(round, client=client):
+                update = finish_update(
+                    trained, state, client, federation=self._federation, steps=steps, remaining=remaining, round=round
+                )
+            updates[client] = replace(update, seconds=seconds)
+        return updates
+
+    def _transition(self, pools: Sequence[Pool]) -> Tensor | None:
+        privacy = self._federation.privacy
+        if privacy is None or privacy.label_epsilon is None or all(pool.noisy is None for pool in pools):
+            return None
+        matrix = transition_matrix(self._federation.data.num_classes, epsilon=privacy.label_epsilon)
+        return matrix.to(self._federation.device)
+
+    def _prepared(self, network: nn.Module, *, compile: bool) -> BatchedNetwork:
+        return batch_network(
+            network,
+            autocast=self._federation.settings.autocast,
+            channels_last=self._federation.device.type == "cuda",
+            compile=compile,
+        )
+
+
+def why_not_batched(federation: Federation, method: Method) -> str | None:
+    """Why the clients' steps cannot be taken together; None where they can."""
+    if not isinstance(method, StagedMethod):
+        return f"method {method.name} does other local work than plain steps"
+    privacy = federation.privacy
+    if privacy is not None and privacy.updates == "dp-sgd":
+        return "updates dp-sgd clips every record's gradient, client by client"
+    if privacy is not None and privacy.noisy_training:
+        return "PixelDP's training draws noise for each client's head"
+    own = own_records(federation, 0)
+    federation.load(federation.initial_weights, training=False)
+    with torch.no_grad():
+        activations = federation.split.head(own.inputs[:2].clone())  # a block may work in place
+    federation.load(federation.initial_weights, training=True)
+    return supports_batching(federation.model, own) or supports_batching(
+        federation.split.tail, Pool(inputs=activations, labels=own.labels[:2], num_own=len(activations))
+    )
