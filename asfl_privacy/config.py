@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -100,6 +100,10 @@ class SweepConfig(BaseModel):
     launcher: Literal["local", "ray"] = _one(
         "local", "Where a sweep's cells run: this machine, or a Ray cluster.", "local|ray"
     )
+
+    def asks_the_same_as(self, other: SweepConfig, *, but_for: Collection[str]) -> bool:
+        """Whether both are equal, some fields aside."""
+        return self.model_dump(exclude=set(but_for)) == other.model_dump(exclude=set(but_for))
 
     @field_validator("mech")
     @classmethod

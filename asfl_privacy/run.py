@@ -18,7 +18,7 @@ from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.data_ledger import open_journal
 from asfl_privacy.execution import Evaluation, Progress, run_rounds
-from asfl_privacy.execution.choice import choose_executor, make_executor
+from asfl_privacy.execution.choice import choose_executor, make_executor, sums_in_another_order, within_rank
 from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
 from asfl_privacy.federated.settings import UPDATES_ONLY
 from asfl_privacy.mechanisms import choose_placement, make_mechanism
@@ -131,6 +131,7 @@ def execute_run(
     journal: Path | None = None,
     workers: int = 1,
     resume: bool = False,
+    device: torch.device | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
     on_note: Callable[[str], None] = lambda note: None,
@@ -147,6 +148,7 @@ def execute_run(
         journal: The data set's ledger over all runs, to which this one is added, or None.
         workers: Threads or processes that the run may use.
         resume: Whether to go on from the checkpoints beside the folder, where there are any.
+        device: Where training runs, where that is not the configuration's word for it: one of several GPUs.
         should_stop: Asked before every round; the run is kept where it stands.
         on_evaluation: Told of every evaluation.
         on_note: Told which executor was chosen, and where the run was resumed from.
@@ -159,7 +161,7 @@ def execute_run(
         RunStoppedError: `should_stop` said so.
         OSError: The folder, or a checkpoint, cannot be written; what was kept before is whole.
     """
-    federation, method = federation_of(config, run, data=data), METHODS[run.cell.method]
+    federation, method = federation_of(config, run, data=data, device=device), METHODS[run.cell.method]
     choice = choose_executor(config.executor, federation, method, workers=workers)
     on_note(f"executor {choice.name}: {choice.reason}")
     ledger = None
@@ -172,7 +174,7 @@ def execute_run(
             run.cell,
             folder=folder,
             data=data,
-            batched=choice.name == "batched",
+            batched=sums_in_another_order(choice.name, federation, method),
             fresh_noise=run.privacy is not None and not run.privacy.reproducible,
             resume=resume,
         ) as unfinished,
@@ -212,6 +214,7 @@ def execute_run(
                 method,
                 executor=executor,
                 start=start,
+                evaluation_threads=workers if choice.name != "serial" else 1,
                 should_stop=should_stop,
                 on_evaluation=tell,
                 after_round=unfinished.after_round,
@@ -234,15 +237,33 @@ def execute_run(
     return outcome
 
 
-def federation_of(config: SweepConfig, run: Run, *, data: Dataset) -> Federation:
-    """The clients and the network of a prepared cell, on the configuration's device."""
+def serve_run(config: SweepConfig, run: Run, *, data: Dataset, device: torch.device) -> None:
+    """Do this rank's share of a run whose rounds are on rank 0, until that one ends it.
+
+    Args:
+        config: The configuration, as on rank 0.
+        run: From `prepare_run`, as on rank 0.
+        data: The data set.
+        device: Where this rank trains.
+
+    Raises:
+        WorkerDiedError: Another rank does not answer.
+    """
+    from asfl_privacy.execution.distributed import serve  # loads torch.distributed
+
+    federation, method = federation_of(config, run, data=data, device=device), METHODS[run.cell.method]
+    serve(federation, method, within=within_rank(federation, method))
+
+
+def federation_of(config: SweepConfig, run: Run, *, data: Dataset, device: torch.device | None = None) -> Federation:
+    """The clients and the network of a prepared cell, on the configuration's device or another one."""
     return build_federation(
         data,
         model_name=config.model,
         partition=config.partition,
         settings=training_settings(config, run.cell),
         privacy=run.privacy,
-        device=resolve_device(config.device),
+        device=resolve_device(config.device) if device is None else device,
     )
 
 

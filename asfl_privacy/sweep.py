@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from asfl_privacy.cells import Cell, make_cells
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.data import Dataset
+from asfl_privacy.folder_lock import locked
 from asfl_privacy.pool import run_on_workers
 from asfl_privacy.ray_cluster import import_ray
 from asfl_privacy.ray_launcher import run_on_ray
@@ -22,13 +23,11 @@ from asfl_privacy.run import UNPROTECTED, Run, prepare_run
 from asfl_privacy.run_files import CONFIG_FILE, ROW_FILE, config_toml
 from asfl_privacy.worker import kept_record, run_folder
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # stands for "no locks here"
-
 if TYPE_CHECKING:
     from asfl_privacy.reporting.page import PictureSection
+
+MAY_CHANGE = ("launcher", "track", "checkpoint_every", "data_root")
+"""Fields in which the command that resumes a sweep may differ from the one that began it."""
 
 
 class SweepStoppedError(Exception):
@@ -133,7 +132,7 @@ def run_sweep(
     if workers is not None and workers < 1:
         raise ValueError(f"workers {workers} must be a whole number from 1 on; give for example 2")
     claim_folder(config, out=out, resume=resume)
-    with _locked(out):
+    with locked(out, refusal=f"out {out} is being written by another sweep; wait for it, or give another --out"):
         try:
             return _run_claimed(
                 config,
@@ -222,7 +221,7 @@ def rewrite_report(out: Path, config: SweepConfig, runs: Sequence[Run], attack: 
         Rows and provenance stay as they are. Without a section the report is the one that the sweep wrote.
     """
     check_reported(runs, out=out)
-    with _locked(out):
+    with locked(out, refusal=f"out {out} is being written by another sweep; wait for it, or give another --out"):
         info = json.loads((out / "run.json").read_text(encoding="utf-8"))
         stored = info["config"]  # back in the order of the fields, which run.json does not keep
         info["config"] = {name: stored[name] for name in (*SweepConfig.model_fields, *stored) if name in stored}
@@ -249,7 +248,7 @@ def check_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
     if stored.is_file():
         if not resume:
             raise ValueError(f"out {out} already holds a sweep; add --resume to go on with it, or give another --out")
-        if load_config(stored, overrides={"launcher": config.launcher}) != config:  # another launcher may go on with it
+        if not load_config(stored, overrides={}).asks_the_same_as(config, but_for=MAY_CHANGE):
             raise ValueError(f"out {out} holds a sweep of another configuration ({stored}); give another --out")
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"out {out} is not empty and holds no sweep; give a new folder")
@@ -271,22 +270,6 @@ def claim_folder(config: SweepConfig, *, out: Path, resume: bool) -> None:
             write_atomic(out / CONFIG_FILE, config_toml(config))
     except OSError as error:
         raise ValueError(f"out {out} cannot be written ({error.strerror}); give a folder that can") from None
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep other sweeps out of the folder; the operating system drops the lock when the process ends, however it ends."""
-    if fcntl is None:  # not on this platform
-        yield
-        return
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"out {out} is being written by another sweep; wait for it, or give another --out"
-            ) from None
-        yield
 
 
 def _statement(config: SweepConfig, runs: Sequence[Run], *, out: Path) -> tuple[str, list[str]]:

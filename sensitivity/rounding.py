@@ -3,8 +3,8 @@
 Error analysis, in one place (u = 2⁻⁵³, the unit roundoff of float64; γ_n = n·u / (1 − n·u)):
 
 1. Scalars. Python's ``+ * / sqrt`` on floats round to nearest. Each helper below compares the rounded result with the
-exact rational
-   and steps to the next float only if it fell below, so the result is the least float that is not below the truth.
+   exact rational, both as integers over a common denominator, and steps to the next float only if it fell below, so the
+   result is the least float that is not below the truth.
 2. Sums of n non-negative terms, in any order, with or without fused multiply-add: computed ≥ truth·(1 − u)ⁿ⁺ʳ, where
 each term took r
    roundings, hence truth ≤ computed·(1 + γ_{n+r}) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +55,16 @@ def require_bound(value: float, *, what: str) -> float:
 
 
 def _refuse_nan(*values: float) -> None:
-    if any(math.isnan(value) for value in values):
-        raise ValueError(f"operands {values} hold NaN: a bound cannot be computed from NaN; look for NaN weights")
+    for value in values:
+        if value != value:
+            raise ValueError(f"operands {values} hold NaN: a bound cannot be computed from NaN; look for NaN weights")
 
 
-def _round_up(nearest: float, exact: Fraction) -> float:
-    if math.isinf(nearest):
-        return nearest
-    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+def _excess(a: float, b: float, c: float) -> int:
+    """An integer with the sign of a·b − c, exactly, for finite numbers: floats are integers over powers of two."""
+    (a_top, a_bottom), (b_top, b_bottom) = a.as_integer_ratio(), b.as_integer_ratio()
+    c_top, c_bottom = c.as_integer_ratio()
+    return a_top * b_top * c_bottom - c_top * a_bottom * b_bottom
 
 
 def add_up(*terms: float) -> float:
@@ -78,12 +79,11 @@ def add_up(*terms: float) -> float:
     _refuse_nan(*terms)
     if any(math.isinf(term) for term in terms):
         return math.inf
-    exact = sum((Fraction(term) for term in terms), Fraction(0))
     try:
-        nearest = float(exact)
+        nearest = math.fsum(terms)  # rounded once, and so is what it misses, whose sign is therefore exact
     except OverflowError:
         return math.inf
-    return _round_up(nearest, exact)
+    return math.nextafter(nearest, math.inf) if math.fsum((*terms, -nearest)) > 0.0 else nearest
 
 
 def mul_up(a: float, b: float) -> float:
@@ -99,7 +99,9 @@ def mul_up(a: float, b: float) -> float:
     if a == 1.0 or b == 1.0:
         return a if b == 1.0 else b
     nearest = a * b
-    return nearest if math.isinf(nearest) else _round_up(nearest, Fraction(a) * Fraction(b))
+    if math.isinf(nearest):
+        return nearest
+    return math.nextafter(nearest, math.inf) if _excess(a, b, nearest) > 0 else nearest
 
 
 def div_up(a: float, b: float) -> float:
@@ -118,7 +120,9 @@ def div_up(a: float, b: float) -> float:
     if a == 0.0 or math.isinf(a) or math.isinf(b):
         return 0.0 if a == 0.0 else (math.inf if math.isinf(a) else math.ulp(0.0))
     nearest = a / b
-    return nearest if math.isinf(nearest) else _round_up(nearest, Fraction(a) / Fraction(b))
+    if math.isinf(nearest):
+        return nearest
+    return math.nextafter(nearest, math.inf) if _excess(nearest, b, a) < 0 else nearest
 
 
 def sqrt_up(a: float) -> float:
@@ -136,7 +140,7 @@ def sqrt_up(a: float) -> float:
     if math.isinf(a):
         return math.inf
     nearest = math.sqrt(a)
-    return nearest if Fraction(nearest) ** 2 >= Fraction(a) else math.nextafter(nearest, math.inf)
+    return math.nextafter(nearest, math.inf) if _excess(nearest, nearest, a) < 0 else nearest
 
 
 def norm2_up(values: Iterable[float]) -> float:

@@ -36,3 +36,24 @@ def one_cell(config: SweepConfig, *, command: str) -> tuple[SweepConfig, Cell]:
             "at most, or --mech none"
         )
     return wanted, cells[0]
+
+
+def for_launcher(config: SweepConfig) -> SweepConfig:
+    """The configuration with executor torchrun where torchrun started this process.
+
+    Raises:
+        ValueError: Another executor under torchrun, whose processes would all run the same, or torchrun without it.
+    """
+    from asfl_privacy.execution.distributed import is_torchrun  # loads torch.distributed
+
+    if config.launcher != "local":
+        raise ValueError(f"launcher {config.launcher} spreads the cells of a sweep; use sweep, or leave launcher out")
+    if config.executor == "torchrun" and not is_torchrun():
+        raise ValueError(
+            "executor torchrun in a process that torchrun did not start; use torchrun --nproc-per-node 2 -m asfl_privacy train …"
+        )
+    if is_torchrun() and config.executor not in ("auto", "torchrun"):
+        raise ValueError(
+            f"executor {config.executor} under torchrun: each of its processes would run the whole; use executor torchrun"
+        )
+    return config.model_copy(update={"executor": "torchrun"}) if is_torchrun() else config

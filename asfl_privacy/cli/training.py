@@ -22,19 +22,19 @@ from rich.progress import Progress as Bar
 from asfl_privacy.accounting.journal import Journal
 from asfl_privacy.cells import DEFAULT_DELTA
 from asfl_privacy.cli.budget import to_json
-from asfl_privacy.cli.one_cell import one_cell
+from asfl_privacy.cli.one_cell import for_launcher, one_cell
 from asfl_privacy.config import SweepConfig
-from asfl_privacy.data import load_dataset
+from asfl_privacy.data import Dataset, load_dataset
 from asfl_privacy.data_ledger import check_journal
 from asfl_privacy.execution import RunStoppedError, WorkerDiedError
 from asfl_privacy.execution.choice import available_cores
 from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
-from asfl_privacy.run import execute_run, prepare_run
+from asfl_privacy.run import Run, execute_run, prepare_run, resolve_device, serve_run
 from asfl_privacy.run_files import check_writable
 from asfl_privacy.signals import stop_on_signals
-from asfl_privacy.sweep import Progress, check_folder, prepare_sweep, run_sweep
+from asfl_privacy.sweep import Progress, check_folder, check_launcher, prepare_sweep, run_sweep
 from asfl_privacy.trackers import check_tracker
 from asfl_privacy.unfinished import is_resumable, unfinished_folder
 
@@ -58,21 +58,26 @@ def sweep(
     started = time.monotonic()
     folder = out if out is not None else _default_folder(config, resume=resume)
     check_folder(config, out=folder, resume=resume)
+    check_launcher(config)
     check_tracker(config.track)
+    if config.executor == "torchrun":
+        raise ValueError("executor torchrun runs one cell on many ranks; use train, or give sweep another executor")
     data = load_dataset(config.data, root=Path(config.data_root))
     runs = prepare_sweep(config, data=data)
     check_journal(ledger, [run.privacy for run in runs], data=data)
-    processes = workers if workers is not None else available_cores()
+    if workers is None and config.launcher == "local":
+        workers = available_cores()
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         console.print(note, highlight=False, style="dim")
-    console.print(f"{len(runs)} runs on {min(processes, len(runs))} workers, kept in {folder}", highlight=False)
+    where = "the cluster's" if workers is None else str(min(workers, len(runs)))
+    console.print(f"{len(runs)} runs on {where} workers, kept in {folder}", highlight=False)
     with _Shown(console, total=len(runs)) as shown:
         rows = run_sweep(
             config,
             runs,
             data=data,
             out=folder,
-            workers=processes,
+            workers=workers,
             resume=resume,
             journal=ledger,
             run_info=_run_info(config, private=any(run.privacy is not None for run in runs)),
@@ -102,11 +107,51 @@ def train(
 
     asfl-privacy train --method fedavg --mech none
     """
-    wanted, cell = one_cell(config, command="train")
+    wanted, cell = one_cell(for_launcher(config), command="train")
     check_tracker(wanted.track)
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
     run = prepare_run(wanted, cell, data=data)
     torch.set_num_threads(1)
+    if wanted.executor != "torchrun":
+        return _train_here(
+            wanted, run, data=data, out=out, workers=workers, resume=resume, ledger=ledger, as_json=as_json, device=None
+        )
+    from asfl_privacy.execution.distributed import init_ranks  # loads torch.distributed
+
+    try:
+        with init_ranks(resolve_device(wanted.device)) as ranks:
+            if ranks.rank:
+                serve_run(wanted, run, data=data, device=ranks.device)
+                return 0
+            return _train_here(
+                wanted,
+                run,
+                data=data,
+                out=out,
+                workers=1,
+                resume=resume,
+                ledger=ledger,
+                as_json=as_json,
+                device=ranks.device,
+            )
+    except WorkerDiedError as error:
+        print(f"asfl-privacy: run failed: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _train_here(
+    wanted: SweepConfig,
+    run: Run,
+    *,
+    data: Dataset,
+    out: Path | None,
+    workers: int | None,
+    resume: bool,
+    ledger: Path | None,
+    as_json: bool,
+    device: torch.device | None,
+) -> int:
+    """Train a prepared run, as rank 0 where there are several, and say what came out."""
     check_journal(ledger, [run.privacy], data=data)
     folder = (
         out if out is not None else _run_folder(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}", resume=resume)
@@ -126,6 +171,7 @@ def train(
                 journal=ledger,
                 workers=workers if workers is not None else available_cores(),
                 resume=resume,
+                device=device,
                 should_stop=should_stop,
                 on_evaluation=lambda e: console.print(
                     f"round {e.round} of {wanted.rounds}: accuracy {100 * e.accuracy:.1f} %", highlight=False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -10,9 +11,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from asfl_privacy.execution.client_work import named
+from asfl_privacy.execution.client_work import named, repeatable_kernels
 from asfl_privacy.execution.executor import Failure
 from asfl_privacy.execution.serial import SerialExecutor
+from asfl_privacy.execution.threads import ThreadsExecutor
 from asfl_privacy.federated import Collected, Federation, Method, Payload, State, Update
 from asfl_privacy.federated.batched_steps import BatchedNetwork, batch_network, run_steps_batched
 from asfl_privacy.federated.batching_support import supports_batching
@@ -25,16 +27,20 @@ from asfl_privacy.federated.weights import Weights
 from asfl_privacy.mechanisms import ReleasePlan
 from asfl_privacy.mechanisms.label_randomiser import transition_matrix
 
-MOST_TOGETHER = 64
-"""Clients whose steps are taken together; more only cost memory."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+MOST_TOGETHER, MOST_CONVOLUTIONS = 64, 4
+"""Clients whose steps are taken together: many where only memory is at stake; few where a core's cache must hold the
+images of all of them."""
 
 
 class BatchedExecutor:
-    """Every client's local steps at once; what is released is collected one client after the other, as always.
+    """The local steps of groups of clients at once; what is released is collected client by client, as always.
 
     Args:
         federation: Clients, network and settings.
         method: Whose phases are run; one whose local work is stages of plain steps.
+        workers: Threads that groups, and clients where they collect, are spread over; on a GPU there is one.
         tolerate_failures: Whether a failed client is answered for by a `Failure`.
         compile: Whether torch.compile fuses the steps, with CUDA graphs on a GPU.
 
@@ -43,20 +49,34 @@ class BatchedExecutor:
 
     Guarantee:
         Draws, releases and charges are those of the serial executor, bit for bit, and the weights are within rounding of
-        its own: sums run in another order.
+        its own: sums run in another order. Which clients are grouped does not depend on the number of workers.
     """
 
     name = "batched"
 
     def __init__(
-        self, federation: Federation, method: Method, *, tolerate_failures: bool = False, compile: bool = False
+        self,
+        federation: Federation,
+        method: Method,
+        *,
+        workers: int = 1,
+        tolerate_failures: bool = False,
+        compile: bool = False,
     ) -> None:
         reason = why_not_batched(federation, method)
         if reason is not None or not isinstance(method, StagedMethod):
             raise ValueError(f"executor batched: {reason}; use executor serial, threads or processes")
         self._federation = federation
         self._method: StagedMethod = method
-        self._serial = SerialExecutor(federation, method, tolerate_failures=tolerate_failures)
+        self._one_by_one: SerialExecutor | ThreadsExecutor
+        if workers == 1 or federation.device.type != "cpu":
+            self._one_by_one = SerialExecutor(federation, method, tolerate_failures=tolerate_failures)
+            workers = 1
+        else:
+            self._one_by_one = ThreadsExecutor(federation, method, workers=workers, tolerate_failures=tolerate_failures)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="group")
+        convolves = any(isinstance(module, CONVOLUTIONS) for module in federation.model.modules())
+        self._together = MOST_CONVOLUTIONS if convolves and federation.device.type == "cpu" else MOST_TOGETHER
         self._tolerate_failures = tolerate_failures
         federation.load(federation.initial_weights, training=True)
         self._networks = {
@@ -68,7 +88,7 @@ class BatchedExecutor:
         self, state: State, cohort: Sequence[int], *, plan: ReleasePlan | None, remaining: Remaining, round: int
     ) -> dict[int, Collected | Failure]:
         """See `Executor`."""
-        return self._serial.collect(state, cohort, plan=plan, remaining=remaining, round=round)
+        return self._one_by_one.collect(state, cohort, plan=plan, remaining=remaining, round=round)
 
     def train(
         self,
@@ -89,26 +109,33 @@ class BatchedExecutor:
                     client, federation=self._federation, own=collected[client].own, received=received.get(client)
                 )
             alike.setdefault(tuple((stage.part, stage.num_steps) for stage in stages), {})[client] = stages
+
+        def train(group: dict[int, tuple[Stage, ...]]) -> dict[int, Update]:
+            with named(round), repeatable_kernels(self._federation.device):
+                return self._train_together(state, group, remaining=remaining, round=round)
+
+        groups = [group for work in alike.values() for group in self._groups(work)]
+        futures = [self._pool.submit(train, group) for group in groups]
         answers: dict[int, Update | Failure] = {}
-        for work in alike.values():
-            clients = list(work)
-            for first in range(0, len(clients), MOST_TOGETHER):
-                together = {client: work[client] for client in clients[first : first + MOST_TOGETHER]}
+        try:
+            for group, future in zip(groups, futures, strict=True):
                 try:
-                    with named(round):
-                        answers |= self._train_together(state, together, remaining=remaining, round=round)
+                    answers |= future.result()
                 except Exception:  # whose it was shows one by one
                     if not self._tolerate_failures:
                         raise
-                    answers |= self._serial.train(
+                    answers |= self._one_by_one.train(
                         state,
-                        tuple(together),
+                        tuple(group),
                         plan=plan,
                         collected=collected,
                         received=received,
                         remaining=remaining,
                         round=round,
                     )
+        finally:
+            for future in futures:
+                future.cancel()
         return {client: answers[client] for client in cohort}
 
     def __enter__(self) -> Self:
@@ -117,7 +144,15 @@ class BatchedExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held."""
+        """Wait for the threads to end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._one_by_one.__exit__(kind, error, trace)
+
+    def _groups(self, work: Mapping[int, tuple[Stage, ...]]) -> Iterator[dict[int, tuple[Stage, ...]]]:
+        """Clients whose steps are taken together, in order."""
+        clients = list(work)
+        for first in range(0, len(clients), self._together):
+            yield {client: work[client] for client in clients[first : first + self._together]}
 
     def _train_together(
         self, state: State, work: Mapping[int, tuple[Stage, ...]], *, remaining: Remaining, round: int

@@ -92,12 +92,27 @@ def make_executor(
 
         return ProcessesExecutor(federation, method, workers=workers, tolerate_failures=tolerate_failures)
     if name == "batched":
-        return BatchedExecutor(federation, method, tolerate_failures=tolerate_failures, compile=compile)
+        return BatchedExecutor(
+            federation, method, workers=workers, tolerate_failures=tolerate_failures, compile=compile
+        )
     if name == "torchrun":
         from asfl_privacy.execution.distributed import RankedExecutor  # loads torch.distributed
 
-        return RankedExecutor(federation, method, tolerate_failures=tolerate_failures)
+        within = within_rank(federation, method)
+        return RankedExecutor(federation, method, tolerate_failures=tolerate_failures, within=within)
     raise ValueError(f"executor {name!r} is unknown; use serial, threads, processes, batched or torchrun")
+
+
+def within_rank(federation: Federation, method: Method) -> Executor:
+    """What does one rank's own clients under torchrun: steps are batched on a GPU, where they can be."""
+    if federation.device.type == "cuda" and why_not_batched(federation, method) is None:
+        return BatchedExecutor(federation, method, tolerate_failures=True)
+    return SerialExecutor(federation, method, tolerate_failures=True)
+
+
+def sums_in_another_order(name: str, federation: Federation, method: Method) -> bool:
+    """Whether an executor's results have other last digits than the serial one's."""
+    return name == "batched" or (name == "torchrun" and within_rank(federation, method).name == "batched")
 
 
 def available_cores() -> int:

@@ -30,7 +30,7 @@ def collect_one(
         ValueError: The phase refused; the line names round and client.
         Exception: Whatever else went wrong, with a note of the place.
     """
-    with named(round, client=client):
+    with named(round, client=client), repeatable_kernels(federation.device):
         return method.collect(state, client, federation=federation, plan=plan, remaining=remaining, round=round)
 
 
@@ -57,7 +57,7 @@ def train_one(
         Exception: Whatever else went wrong, with a note of the place.
     """
     seeded = global_draws(federation, client=client, round=round) if seed_global_draws else nullcontext()
-    with named(round, client=client), seeded:
+    with named(round, client=client), seeded, repeatable_kernels(federation.device):
         return method.train(
             state,
             client,
@@ -86,6 +86,27 @@ def global_draws(federation: Federation, *, client: int, round: int) -> Iterator
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def repeatable_kernels(device: torch.device) -> Iterator[None]:
+    """Have cuDNN take the same kernels each time, none of which adds up in an order left to chance; put back afterwards.
+
+    Guarantee:
+        On CUDA the same seed then gives the same bits on the same kind of GPU with the same versions, as far as torch's
+        own kernels do (`torch.use_deterministic_algorithms` lists those that do not). Compiled steps are not covered.
+        Other devices and the precision settings are left alone.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 @contextmanager

@@ -74,7 +74,8 @@ class Crew:
         """Wait until something has become of at least one task."""
         heard: list[Heard] = []
         while not heard or (self._shuffle is not None and self.is_busy):
-            heard += self._lost or self._listen()
+            listened = [] if self._lost else self._listen()  # which may lose some
+            heard += self._lost + listened
             self._lost = []
             if not heard and not self.is_busy:  # a new worker is ready, and waits for a task
                 break

@@ -20,6 +20,7 @@ from asfl_privacy.execution.charging import (
     remaining_updates,
 )
 from asfl_privacy.execution.client_work import named
+from asfl_privacy.execution.evaluation import Evaluator
 from asfl_privacy.execution.executor import Executor, Failure, split_failures
 from asfl_privacy.execution.progress import Evaluation, FailureNote, Progress, plan_facts
 from asfl_privacy.execution.serial import SerialExecutor
@@ -35,7 +36,6 @@ from asfl_privacy.federated import (
     sample_cohort,
 )
 from asfl_privacy.federated.phases import Remaining
-from asfl_privacy.federated.steps import evaluate
 from asfl_privacy.federated.stopwatch import Stopwatch
 from asfl_privacy.mechanisms import ReleasePlan
 
@@ -110,6 +110,7 @@ def run_rounds(
     *,
     executor: Executor,
     start: Progress,
+    evaluation_threads: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
     after_round: Callable[[Progress], None] = lambda progress: None,
@@ -121,6 +122,7 @@ def run_rounds(
         method: What to run.
         executor: Does the clients' work; entered already.
         start: From `begin_run` or a checkpoint; its account is changed in place.
+        evaluation_threads: Threads that an evaluation is spread over; its result does not depend on them.
         should_stop: Asked before every round.
         on_evaluation: Told of every evaluation.
         after_round: Told of the run after every round.
@@ -137,17 +139,18 @@ def run_rounds(
     """
     settings, progress, watch = federation.settings, start, Stopwatch()
     began, seconds_before = time.perf_counter(), start.seconds
-    for number in range(start.rounds_done, settings.rounds):
-        if should_stop():
-            raise RunStoppedError(f"stopped before round {number} of {settings.rounds}")
-        progress, plan = _run_round(progress, number, federation, method, executor=executor, watch=watch)
-        if (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds:
-            evaluation = _evaluated(progress, federation=federation, plan=plan, watch=watch)
-            watch = Stopwatch()
-            progress = replace(progress, evaluations=(*progress.evaluations, evaluation))
-            on_evaluation(evaluation)
-        progress = replace(progress, seconds=seconds_before + time.perf_counter() - began)
-        after_round(progress)
+    with Evaluator(federation, threads=evaluation_threads) as evaluator:
+        for number in range(start.rounds_done, settings.rounds):
+            if should_stop():
+                raise RunStoppedError(f"stopped before round {number} of {settings.rounds}")
+            progress, plan = _run_round(progress, number, federation, method, executor=executor, watch=watch)
+            if (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds:
+                evaluation = _evaluated(progress, evaluator=evaluator, plan=plan, watch=watch)
+                watch = Stopwatch()
+                progress = replace(progress, evaluations=(*progress.evaluations, evaluation))
+                on_evaluation(evaluation)
+            progress = replace(progress, seconds=seconds_before + time.perf_counter() - began)
+            after_round(progress)
     return progress
 
 
@@ -293,14 +296,9 @@ def _remaining_updates(account: Account | None, now: _Round, *, federation: Fede
     return left
 
 
-def _evaluated(progress: Progress, *, federation: Federation, plan: ReleasePlan | None, watch: Stopwatch) -> Evaluation:
+def _evaluated(progress: Progress, *, evaluator: Evaluator, plan: ReleasePlan | None, watch: Stopwatch) -> Evaluation:
     with watch.phase("evaluate"):
-        federation.load(progress.state.weights, training=False)
-        accuracy, loss = evaluate(
-            federation.model,
-            inputs=federation.data.test_inputs.to(federation.device),
-            labels=federation.data.test_labels.to(federation.device),
-        )
+        accuracy, loss = evaluator.evaluate(progress.state.weights)
     return Evaluation(
         round=progress.rounds_done,
         accuracy=accuracy,

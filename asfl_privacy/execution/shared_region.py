@@ -296,8 +296,16 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def _dense_stride(value: Tensor) -> tuple[int, ...] | None:
-    """Strides of a dense copy of the same layout; None for the usual one. Layouts choose kernels, and so bits."""
-    return None if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
+    """Strides of a dense copy of the same layout; None for the usual ones.
+
+    Layouts choose kernels, and so bits, even strides that address nothing: those of sides of one element.
+    """
+    step = 1
+    for side, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if stride != step:
+            return torch.empty_like(value, device="meta").stride()
+        step *= side
+    return None
 
 
 def _laid_out(flat: Tensor, shape: Sequence[int], stride: Sequence[int] | None) -> Tensor:

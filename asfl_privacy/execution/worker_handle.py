@@ -21,6 +21,8 @@ from asfl_privacy.execution.client_process import Attach, Failed, Start, work
 from asfl_privacy.execution.shared_region import SharedRegion
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20)}
+"""glibc gives what a step frees back to the system until a process has freed something large: a twentieth of its time."""
 PATIENCE_S = 2.0
 """How long a process may take to end by itself."""
 
@@ -82,7 +84,7 @@ class WorkerHandle:
         self.is_ready = False
         self.in_work: deque[Sent] = deque()
         self._process = context.Process(target=work, args=(theirs, start), daemon=True)
-        with _one_thread_a_process(), _interrupts_blocked():
+        with _surroundings(), _interrupts_blocked():
             self._process.start()
         theirs.close()
 
@@ -170,10 +172,11 @@ def free_cores(workers: int) -> list[int | None]:
 
 
 @contextmanager
-def _one_thread_a_process() -> Iterator[None]:
-    """Have processes started now begin with one thread each, whatever the machine offers."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+def _surroundings() -> Iterator[None]:
+    """Have processes started now begin with one thread each, whatever the machine offers, and keep freed memory."""
+    wanted = dict.fromkeys(THREAD_VARIABLES, "1") | {k: v for k, v in HEAP_VARIABLES.items() if k not in os.environ}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:

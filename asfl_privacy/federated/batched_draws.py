@@ -76,7 +76,7 @@ def join_rows(parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     ):
         count = first.untyped_storage().nbytes() // first.element_size() // row
         whole = first.as_strided((count, *first.shape[1:]), first.stride(), 0)
-        return whole, [part.storage_offset() // row for part in parts]
+        return whole, [int(part.storage_offset()) // row for part in parts]
     return torch.cat(list(parts)), np.cumsum([0, *[len(part) for part in parts[:-1]]]).tolist()
 
 

@@ -47,12 +47,12 @@ def supports_batching(network: nn.Module, pool: Pool) -> str | None:
 
     Guarantee:
         None is returned only where, on made-up records of clients with three different weights and batch sizes, both
-        ways leave the same weights up to rounding; where neither torch's global generators moved nor a block drew from a
-        generator that it holds; and where no block keeps anything but BatchNorm's statistics.
+        ways leave the same weights up to rounding; where torch's global generators did not move and no block has a
+        generator among its attributes; and where no block keeps anything but BatchNorm's statistics.
 
     Edge cases:
-        The trial runs in float64: a network that works in float32 alone is trained one by one. Training that fails on the made-up records by itself is a reason too: it then fails client by client, where its
-        message names the client.
+        The trial runs in float64: a network that works in float32 alone is trained one by one. Training that fails on
+        the made-up records by itself is a reason too: it then fails client by client, where its message names the client.
 
     Example:
         >>> pool = Pool(inputs=torch.zeros(4, 3), labels=torch.zeros(4, dtype=torch.int64), num_own=4)

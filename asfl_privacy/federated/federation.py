@@ -119,6 +119,15 @@ class Federation:
         for module in self.frozen:
             module.training = False
 
+    def head_before_noise(self) -> nn.Sequential:
+        """The head as noised activations are computed, on the CPU whatever the device: a copy where that is another.
+
+        A certificate's claim about the forward pass is that of the CPU: a GPU may round products to TF32, and cuDNN may
+        choose Winograd or FFT, which no error model covers.
+        """
+        head = self.split.head
+        return head if self.device.type == "cpu" else copy.deepcopy(head).cpu()
+
     def replica(self) -> Federation:
         """The same federation with a scratch network of its own, for another thread."""
         model, split, frozen = copy.deepcopy((self.model, self.split, self.frozen))  # one call keeps them one network

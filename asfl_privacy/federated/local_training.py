@@ -126,6 +126,8 @@ def local_steps(
         transition = transition_matrix(federation.data.num_classes, epsilon=privacy.label_epsilon).to(federation.device)
     if privacy is None or privacy.updates != "dp-sgd" or pool.records is None or num_steps == 0:
         twin = _copy(network)
+        if federation.device.type == "cuda":
+            _put_channels_last(twin)
         remote = run_steps(
             twin,
             pool,
@@ -244,6 +246,13 @@ def _copy(network: nn.Module) -> nn.Module:
             f"the network cannot be copied ({type(error).__name__}: {reason}), so what it keeps in training could leave with "
             "a later payload; hold nothing in its blocks that copy.deepcopy refuses"
         ) from error
+
+
+def _put_channels_last(network: nn.Module) -> None:
+    """Lay the kernels of image convolutions out with channels last; torch's convolutions then take images the same way."""
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def noise_adder(noise: LatticeNoise, source: WordSource) -> AddNoise:

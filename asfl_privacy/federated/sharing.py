@@ -37,7 +37,7 @@ def plan_sharing(state: State, *, federation: Federation) -> ReleasePlan | None:
 def plan_head(federation: Federation, privacy: Privacy) -> ReleasePlan:
     """The plan of a release of the scratch network's head with the weights that are in it, which must be evaluating."""
     return plan_release(
-        federation.split.head,
+        federation.head_before_noise(),
         mechanism=privacy.mechanism,
         noise_multiplier=privacy.noise_multiplier,
         p=privacy.p,
@@ -204,16 +204,17 @@ def _noised(
     round: int,
 ) -> tuple[ClientState, Tensor]:
     """The chosen records with noise at the plan's placement; with `once`, noise is drawn for all records and kept."""
-    head, privacy = federation.split.head, federation.privacy
+    head, privacy = federation.head_before_noise(), federation.privacy
     assert privacy is not None
     seed = federation.settings.seed if privacy.reproducible else None
     if privacy.noise == "fresh":
         source = noise_source(seed=seed, client=holder.number, round=round, purpose="noise")
-        return client_state, add_noise(plan, head, holder.inputs[chosen], source=source)
+        noised = add_noise(plan, head, holder.inputs[chosen].cpu(), source=source)
+        return client_state, noised.to(federation.device)
     if NOISED_INPUTS not in client_state:
         source = noise_source(seed=seed, client=holder.number, round=-1, purpose="noise once")
-        kept = add_noise(plan, head, holder.inputs, source=source)
-        client_state = {**client_state, NOISED_INPUTS: kept}
+        kept = add_noise(plan, head, holder.inputs.cpu(), source=source)
+        client_state = {**client_state, NOISED_INPUTS: kept.to(federation.device)}
     return client_state, client_state[NOISED_INPUTS][chosen]
 
 

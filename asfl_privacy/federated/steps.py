@@ -69,11 +69,11 @@ def run_steps(
     if num_steps == 0:
         return 0
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    num_remote = 0
-    for _ in range(num_steps):
-        batch = draw_batch(len(pool.labels), batch_size=batch_size, rng=rng)
-        num_remote += int((batch >= pool.num_own).sum())
-        batch = batch.to(pool.labels.device)
+    batches = torch.stack([draw_batch(len(pool.labels), batch_size=batch_size, rng=rng) for _ in range(num_steps)])
+    num_remote = int((batches >= pool.num_own).sum())
+    if pool.labels.device.type == "cuda":  # one copy that nobody waits for, and no word from the GPU within the steps
+        batches = batches.pin_memory().to(pool.labels.device, non_blocking=True)
+    for batch in batches.to(pool.labels.device):
         noisy = None if pool.noisy is None else pool.noisy[batch]
         with torch.autocast(pool.inputs.device.type, dtype=autocast, enabled=autocast is not None):
             logits = network(pool.inputs[batch])
@@ -89,13 +89,7 @@ def run_steps(
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, *, inputs: Tensor, labels: Tensor, batch_size: int = 1024) -> tuple[float, float]:
-    """Accuracy (0–1) and mean cross-entropy over records; the network must be in evaluation mode."""
-    correct, loss = 0, 0.0
-    for batch_inputs, batch_labels in zip(
-        torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True
-    ):
-        logits = network(batch_inputs.clone())  # a block may work in place
-        correct += int((logits.argmax(1) == batch_labels).sum())
-        loss += float(F.cross_entropy(logits, batch_labels, reduction="sum"))
-    return correct / len(labels), loss / len(labels)
+def evaluate_batch(network: nn.Module, *, inputs: Tensor, labels: Tensor) -> tuple[int, float]:
+    """How many records of a batch are right, and their summed cross-entropy; the network must be in evaluation mode."""
+    logits = network(inputs.clone())  # a block may work in place
+    return int((logits.argmax(1) == labels).sum()), float(F.cross_entropy(logits, labels, reduction="sum"))

@@ -23,6 +23,7 @@ from asfl_privacy.data import load_dataset
 from asfl_privacy.execution import SerialExecutor, begin_run, run_rounds
 from asfl_privacy.execution.distributed import RankedExecutor, init_ranks, is_torchrun, serve
 from asfl_privacy.execution.executor import ClientFailedError, WorkerDiedError
+from asfl_privacy.execution.rank_channel import Channel
 from asfl_privacy.federated import METHODS
 from asfl_privacy.federated.methods import ASFL
 
@@ -188,7 +189,7 @@ TOLERANT = {
 }
 
 
-WAIT = timedelta(seconds=60)
+WAIT = timedelta(minutes=4)
 """So that a test in which ranks wait for each other in vain ends; what it says then is not what is expected."""
 
 
@@ -277,7 +278,7 @@ def told(tmp_path_factory):
     ports = [str(port) for port in free_ports(3)]
     ranks = [subprocess.Popen([*command, str(rank), *ports], env=environment) for rank in range(3)]
     try:
-        codes = [rank.wait(timeout=300) for rank in ranks]
+        codes = [rank.wait(timeout=600) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -391,6 +392,47 @@ def test_ranks_end_when_rank_0_is_interrupted_within_a_phase(told):
     assert told[1]["interrupted"] == "here"
     assert told[2]["interrupted"].startswith("rank 0 does not answer")
     assert "Timed out" not in told[2]["interrupted"]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """One rank, in this process."""
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    assert is_torchrun()
+    with init_ranks("cpu", timeout=WAIT) as ranks:
+        yield ranks
+
+
+def test_one_rank_alone_is_a_serial_run(digits, alone):
+    options, method = SAME["everything kept"]
+    serial, ranked = (run_of(options, method, digits, make_executor=one) for one in (SerialExecutor, RankedExecutor))
+    assert_same(serial, ranked)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_ranks_are_told_to_stop_unless_a_phase_is_under_way(digits, alone, monkeypatch, interrupted):
+    """In the middle of a phase they listen for nothing: rank 0 would wait for them until the time-out."""
+    said, broadcast = [], Channel.broadcast
+    monkeypatch.setattr(Channel, "broadcast", lambda self, value: said.append(value) or broadcast(self, value))
+    method = Ends(client=2, interrupted=True) if interrupted else METHODS["fedavg"]
+    try:
+        run_of(TINY | {"cohort": 6, "rounds": 1}, method, digits, make_executor=RankedExecutor)
+    except KeyboardInterrupt:
+        assert interrupted
+    assert [order.phase for order in said[1:]] == ["collect", "train"] + ["stop"] * (not interrupted)
+
+
+def test_what_collect_did_not_give_is_refused(digits, alone):
+    """The values lie on the ranks: a changed answer would be ignored without a word."""
+    federation, method = make_federation(digits, **TINY), METHODS["asfl"]
+    state, cohort = begin_run(federation, ledger=None).state, (0, 1)
+    asked = {"plan": None, "remaining": None, "round": 0}
+    with RankedExecutor(federation, method) as executor:
+        collected = {c: replace(one) for c, one in executor.collect(state, cohort, **asked).items()}
+        with pytest.raises(ValueError, match=r"round 0, client 0: this is not what collect gave.*pass"):
+            executor.train(state, cohort, collected=collected, received={}, **asked)
 
 
 def test_without_torchrun_the_executor_says_how_to_start_it(digits, monkeypatch):

@@ -193,6 +193,22 @@ def test_what_does_not_leave_again_is_not_forgotten(tmp_path):
         assert counts(done["ledger"]) >= Counter({what[1:] for what in disk.sent})
 
 
+def test_what_left_before_an_earlier_resume_is_not_forgotten_either(path, log):
+    """First attempt: rounds 0 and 1; second: round 0 and a checkpoint; third: another round 1. Catches: looking for what
+    must leave again only behind the checkpoint's position."""
+    for number, record in ((0, 1), (1, 2)):
+        log.append([release_of(number, [record], sampler="seeded")])
+    second = ReleaseLog.open(path, **FACTS)
+    assert second.replay_after(LogPosition(), rounds_done=0) == []
+    second.append([release_of(0, [1], sampler="seeded")])
+    assert second.unrepeated(rounds_done=1) == []
+    third = ReleaseLog.open(path, **FACTS)
+    assert third.replay_after(second.position, rounds_done=1) == []
+    third.append([release_of(1, [3], sampler="seeded")])
+    assert [(one["round"], one["records"].tolist()) for one in third.unrepeated(rounds_done=2)] == [(1, [2])]
+    assert third.unrepeated(rounds_done=2) == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -110,7 +110,10 @@ def test_networks_that_are_trained_at_once(make):
 )
 def test_reasons_why_a_network_is_not(make, reason):
     """Catches: draws that differ, state that all clients would share, values that only one client's run can see."""
-    found = supports_batching(make(), POOL)
+    model = make()
+    state = torch.get_rng_state()
+    found = supports_batching(model, POOL)
+    assert torch.equal(torch.get_rng_state(), state)
     assert found is not None
     assert re.search(reason, found), found
 

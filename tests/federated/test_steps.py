@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from asfl_privacy.federated.steps import Pool, draw_batch, evaluate, run_steps
+from asfl_privacy.federated.steps import Pool, draw_batch, run_steps
 
 
 def make_pool(count=40, num_own=40):
@@ -62,14 +62,6 @@ def test_no_steps_leave_the_network_as_it_was():
     before = net.weight.clone()
     assert run_steps(net, make_pool(), num_steps=0, batch_size=8, lr=1.0, rng=np.random.default_rng(0)) == 0
     assert torch.equal(net.weight, before)
-
-
-def test_accuracy_and_loss_are_means_over_all_records_whatever_the_batch():
-    pool, net = make_pool(), nn.Linear(3, 2)
-    accuracy, loss = evaluate(net, inputs=pool.inputs, labels=pool.labels, batch_size=7)
-    logits = net(pool.inputs)
-    assert accuracy == int((logits.argmax(1) == pool.labels).sum()) / 40
-    assert loss == pytest.approx(F.cross_entropy(logits, pool.labels).item(), rel=1e-6)
 
 
 def test_noisy_rows_are_corrected_and_clean_ones_are_not():

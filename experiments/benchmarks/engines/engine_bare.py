@@ -86,13 +86,13 @@ def run_asfl(task: Task, records: Records, clock: Clock) -> tuple[Weights, int]:
                 len(labels), task, num_steps=task.tail_steps, round=round, client=client, purpose="tail steps"
             ):
                 tail_optimizer.zero_grad()
-                F.cross_entropy(tail(activations[batch]), labels[batch]).backward()
+                F.cross_entropy(tail(activations[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
                 tail_optimizer.step()
                 num_steps += 1
             inputs, labels = records.inputs[client], records.labels[client]
             for batch in batches(len(labels), task, num_steps=task.full_steps, round=round, client=client):
                 optimizer.zero_grad()
-                F.cross_entropy(network(inputs[batch]), labels[batch]).backward()
+                F.cross_entropy(network(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 num_steps += 1
             results.append(copy_of(network))

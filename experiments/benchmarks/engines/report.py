@@ -69,7 +69,8 @@ def _cases(rows: Sequence[Row]) -> list[str]:
     for case in dict.fromkeys(row.case for row in rows):
         mine = [row for row in rows if row.case == case]
         found = summaries(mine, floor=mine[0].tool)
-        heads, cells = COLUMNS, [_cells(one) for one in found]
+        heads: Sequence[str] = COLUMNS
+        cells = [_cells(one) for one in found]
         if mine[0].race == CLIENTS:
             heads = (*COLUMNS, "last ÷ first")
             cells = [(*line, _growth(mine, one.tool)) for line, one in zip(cells, found, strict=True)]

@@ -172,7 +172,7 @@ def train_locally(
     num_steps = 0
     for batch in batches(len(labels), task, num_steps=task.num_steps, round=where.round, client=where.client):
         optimizer.zero_grad()
-        F.cross_entropy(network(inputs[batch]), labels[batch]).backward()
+        F.cross_entropy(network(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         num_steps += 1
     return num_steps

@@ -1,0 +1,73 @@
+"""Evaluation of the global network on the test records, batches spread over threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from asfl_privacy.federated import Federation
+from asfl_privacy.federated.steps import evaluate_batch
+from asfl_privacy.federated.weights import Weights
+
+BATCH_SIZE = 1024
+
+
+class Evaluator:
+    """Evaluates weights on the federation's test records; a context manager that ends its threads.
+
+    Args:
+        federation: Its test records are kept on its device.
+        threads: Threads that batches are spread over, each with a replica of the network; 1 on a GPU.
+
+    Guarantee:
+        The result does not depend on the number of threads: batches are the same and are added up in order.
+    """
+
+    def __init__(self, federation: Federation, *, threads: int = 1) -> None:
+        threads = threads if federation.device.type == "cpu" else 1
+        data, device = federation.data, federation.device
+        self._batches = list(
+            zip(
+                torch.split(data.test_inputs.to(device), BATCH_SIZE),
+                torch.split(data.test_labels.to(device), BATCH_SIZE),
+                strict=True,
+            )
+        )
+        self._num_records = len(data.test_labels)
+        threads = max(1, min(threads, len(self._batches)))
+        self._networks = [federation, *(federation.replica() for _ in range(threads - 1))]
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="evaluation")
+
+    def evaluate(self, weights: Weights) -> tuple[float, float]:
+        """Accuracy (0–1) and mean cross-entropy of the network with these weights, in evaluation mode."""
+        parts = [
+            self._pool.submit(self._evaluate_share, weights, federation, first)
+            for first, federation in enumerate(self._networks)
+        ]
+        found = {number: result for part in parts for number, result in part.result().items()}
+        correct, loss = 0, 0.0
+        for number in sorted(found):
+            correct += found[number][0]
+            loss += found[number][1]
+        return correct / self._num_records, loss / self._num_records
+
+    def _evaluate_share(self, weights: Weights, federation: Federation, first: int) -> dict[int, tuple[int, float]]:
+        """Records right and summed loss of every batch that is one thread's, by the number of the batch."""
+        federation.load(weights, training=False)
+        found = {}
+        for number in range(first, len(self._batches), len(self._networks)):
+            inputs, labels = self._batches[number]
+            found[number] = evaluate_batch(federation.model, inputs=inputs, labels=labels)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
