@@ -19,7 +19,18 @@ from asfl_privacy.federated.settings import Privacy
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.federated.stopwatch import Stopwatch
 from asfl_privacy.federated.streams import SERVER, noise_source, numpy_stream
-from asfl_privacy.mechanisms import ReleasePlan, add_noise, finish_release, payload_bytes, plan_release, run_stateless
+from asfl_privacy.mechanisms import (
+    ReleasePlan,
+    add_noise,
+    finish_both,
+    finish_release,
+    noised_and_clean,
+    payload_bytes,
+    plan_release,
+    run_stateless,
+    split_head,
+)
+from asfl_privacy.mechanisms.guards import is_finite
 from asfl_privacy.mechanisms.label_randomiser import released_labels, remember_none, response_multiplier
 
 NOISED_INPUTS = "noised_inputs"
@@ -96,14 +107,15 @@ def collect_activations(
             released = clean = run_stateless(head, inputs)
     else:
         with watch.phase("noise"):
-            client_state, noised = _noised(holder, chosen, plan, client_state, federation=federation, round=round)
+            client_state, noised, before = _noised(holder, chosen, plan, client_state, federation=federation, round=round)
         own_is_clean = federation.privacy is not None and federation.privacy.own == "clean"
         with watch.phase("head"):
-            released = finish_release(plan, head, noised)
-            # The same blocks see clean and noised records: one that keeps something would carry it into a later payload.
-            clean = run_stateless(head, inputs) if own_is_clean else released
+            if own_is_clean:  # what ran before the noise has seen the clean records already
+                released, clean = finish_both(plan, head, noised, before)
+            else:
+                released = clean = finish_release(plan, head, noised)
         charges = (_activation_charge(plan, holder, chosen, federation=federation),)
-    if not bool(torch.isfinite(released).all() and torch.isfinite(clean).all()):
+    if not is_finite(clean):  # what is released was looked at where it was made
         raise ValueError("activations are not finite: training diverged; lower lr")
     with watch.phase("noise"):
         client_state, sent_labels, label_charges = _sent_labels(
@@ -202,20 +214,21 @@ def _noised(
     *,
     federation: Federation,
     round: int,
-) -> tuple[ClientState, Tensor]:
-    """The chosen records with noise at the plan's placement; with `once`, noise is drawn for all records and kept."""
+) -> tuple[ClientState, Tensor, Tensor]:
+    """The chosen records with noise at the plan's placement, and without; `once` draws for all records and keeps it."""
     head, privacy = federation.head_before_noise(), federation.privacy
     assert privacy is not None
     seed = federation.settings.seed if privacy.reproducible else None
     if privacy.noise == "fresh":
         source = noise_source(seed=seed, client=holder.number, round=round, purpose="noise")
-        noised = add_noise(plan, head, holder.inputs[chosen].cpu(), source=source)
-        return client_state, noised.to(federation.device)
+        noised, before = noised_and_clean(plan, head, holder.inputs[chosen].cpu(), source=source)
+        return client_state, noised.to(federation.device), before.to(federation.device)
     if NOISED_INPUTS not in client_state:
         source = noise_source(seed=seed, client=holder.number, round=-1, purpose="noise once")
         kept = add_noise(plan, head, holder.inputs.cpu(), source=source)
         client_state = {**client_state, NOISED_INPUTS: kept.to(federation.device)}
-    return client_state, client_state[NOISED_INPUTS][chosen]
+    prefix, _ = split_head(federation.split.head, plan.placement)
+    return client_state, client_state[NOISED_INPUTS][chosen], run_stateless(prefix, holder.inputs[chosen])
 
 
 def _sent_labels(

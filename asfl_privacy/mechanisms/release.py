@@ -36,7 +36,7 @@ from asfl_privacy.mechanisms.release_sensitivity import (
     release_sensitivity,
     truncated_sensitivity,
 )
-from asfl_privacy.mechanisms.stateless import run_stateless
+from asfl_privacy.mechanisms.stateless import run_stateless, run_stateless_over
 from sensitivity import Certificate
 
 
@@ -232,6 +232,28 @@ def add_noise(plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, s
         ValueError: see ``apply_release``.
         StaleCertificateError: see ``apply_release``.
     """
+    return noised_and_clean(plan, head, inputs, source=source)[0]
+
+
+def noised_and_clean(
+    plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, source: WordSource
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``add_noise``, and what reached the noise, for the client itself.
+
+    Args:
+        plan: see ``apply_release``.
+        head: see ``apply_release``.
+        inputs: see ``apply_release``.
+        source: see ``apply_release``.
+
+    Returns:
+        The noised rows, and the rows before clip, truncation and noise (at placement "input" the inputs themselves), in
+        the same shape, without gradient. The second must stay with the client: nothing hides the records in them.
+
+    Raises:
+        ValueError: see ``apply_release``.
+        StaleCertificateError: see ``apply_release``.
+    """
     prefix, _ = split_head(head, plan.placement)
     check_eval(head)
     check_activations(inputs, what="inputs")
@@ -251,7 +273,7 @@ def add_noise(plan: ReleasePlan, head: nn.Sequential, inputs: torch.Tensor, *, s
             f"the head turns {len(inputs)} records into {len(activations)} rows: a release is one row per record; "
             "keep the batch dimension first"
         )
-    return noise_rows(plan, activations, source=source)
+    return noise_rows(plan, activations, source=source), activations
 
 
 def noise_rows(plan: ReleasePlan, activations: torch.Tensor, *, source: WordSource) -> torch.Tensor:
@@ -300,11 +322,41 @@ def finish_release(plan: ReleasePlan, head: nn.Sequential, noised: torch.Tensor)
         Post-processing as long as the blocks after the noise hold nothing of a record: what they keep of this call is
         refused here, and what they may have kept of another is refused where that one runs through ``run_stateless``.
     """
+    return _finished(plan, head, [noised])[0]
+
+
+def finish_both(
+    plan: ReleasePlan, head: nn.Sequential, noised: torch.Tensor, clean: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``finish_release``, and the same blocks on the client's own clean rows.
+
+    Args:
+        plan: see ``finish_release``.
+        head: see ``finish_release``.
+        noised: from ``noised_and_clean``; left as it is.
+        clean: from the same call; left as it is.
+
+    Returns:
+        The released activations, and the head's output for the clean inputs, which must stay with the client.
+
+    Raises:
+        ValueError: see ``finish_release``; also where a block keeps something of the clean rows.
+
+    Guarantee:
+        What is released was computed before the blocks saw a clean row, in a call of its own, so that no block can mix
+        the two; and a block that keeps a clean row for a later call is refused.
+    """
+    released, own = _finished(plan, head, [noised, clean])
+    return released, own
+
+
+def _finished(plan: ReleasePlan, head: nn.Sequential, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The rest of the head on batches of what reached the noise, the noised one first."""
     _, rest = split_head(head, plan.placement)
     check_eval(head)
-    released = run_stateless(rest, noised)
-    check_activations(released, what="released activations")
-    return released
+    finished = run_stateless_over(rest, batches)
+    check_activations(finished[0], what="released activations")
+    return finished
 
 
 def payload_bytes(plan: ReleasePlan | None, released: torch.Tensor) -> int:

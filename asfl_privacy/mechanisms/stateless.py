@@ -5,7 +5,7 @@ import hashlib
 import logging
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,9 +46,30 @@ def run_stateless(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         >>> run_stateless(nn.ReLU(), torch.tensor([[-1.0, 2.0]]))
         tensor([[0., 2.]])
     """
+    return run_stateless_over(module, [inputs])[0]
+
+
+def run_stateless_over(module: nn.Module, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``run_stateless`` on one batch after the other; what is kept is looked for once, after the last.
+
+    Args:
+        module: see ``run_stateless``.
+        batches: in the order in which they run; left as they are. An output can depend on its own batch and on earlier
+            ones, never on later ones: what may leave comes first.
+
+    Returns:
+        One output per batch.
+
+    Raises:
+        ValueError: naming the block that changed itself.
+
+    Example:
+        >>> run_stateless_over(nn.ReLU(), [torch.tensor([-1.0]), torch.tensor([2.0])])
+        [tensor([0.]), tensor([2.])]
+    """
     before = _snapshots(module)
     with torch.no_grad():
-        outputs: torch.Tensor = module(inputs.clone())
+        outputs: list[torch.Tensor] = [module(batch.clone()) for batch in batches]
     after = _snapshots(module)
     for name, snapshot in before.items():
         if after.get(name) != snapshot:

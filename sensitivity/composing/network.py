@@ -106,20 +106,17 @@ class Network:
     shape_out: tuple[int, ...]
 
 
-def build_network(
-    recording: Recording, *, tables: dict[int, NormTable], joint: dict[int, str], slopes: Slopes, work: Work
-) -> Network:
+def build_network(recording: Recording, *, tables: dict[int, NormTable], joint: dict[int, str], work: Work) -> Network:
     """Merge the linear operators of a recording.
 
     Args:
         recording: the head.
         tables: norm table of every operator that is no sum or concatenation, by node, as `norm_dp` found them.
         joint: activations that consist of several operators, by node, with their names.
-        slopes: (least, largest) slope per entry, by node, where a box is known; elsewhere the global ones hold.
         work: what merging may cost.
 
     Returns:
-        The network.
+        The network, with slopes that hold over all inputs.
 
     Raises:
         TooLargeError: if a map would be too large or the work is spent.
@@ -166,7 +163,7 @@ def build_network(
                 operator = replace(matrix, table=tables[index], is_product=False)
                 terms[index] = {i: merged(operator, A, work=work) for i, A in read.items()}
             else:
-                knots.append(_knot(index, node, source, read, slopes=slopes, table=tables[index]))
+                knots.append(_knot(index, node, source, read, table=tables[index]))
                 terms[index] = {len(knots): identity(size)}
     return _pruned(
         Network(
@@ -213,11 +210,29 @@ def transposed(network: Network) -> Network | None:
     )
 
 
-def _knot(
-    index: int, node: Node, source: Node, read: dict[int, LinearMap], *, slopes: Slopes, table: NormTable
-) -> Knot:
+def with_slopes(network: Network, slopes: Slopes) -> Network | None:
+    """The network with other slopes, as they hold over a box of inputs.
+
+    Args:
+        network: from `build_network`.
+        slopes: (least, largest) slope per entry, by node of the recording; nodes that are no knot are left out.
+
+    Returns:
+        The network, its maps the same; the very one that was given where no slope differs.
+    """
+    knots = []
+    for knot in network.knots:
+        low, high = slopes.get(knot.index, (knot.low, knot.high))
+        is_same = np.array_equal(low, knot.low) and np.array_equal(high, knot.high)
+        knots.append(knot if is_same else replace(knot, low=low, high=high))
+    if all(ours is theirs for ours, theirs in zip(knots, network.knots, strict=True)):
+        return network
+    return replace(network, knots=tuple(knots))
+
+
+def _knot(index: int, node: Node, source: Node, read: dict[int, LinearMap], *, table: NormTable) -> Knot:
     size = math.prod(source.shape[1:])
-    low, high = slopes.get(index) or _global_slopes(node, source) or (None, None)
+    low, high = _global_slopes(node, source) or (None, None)
     return Knot(
         index=index,
         reads=read,

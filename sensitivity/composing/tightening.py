@@ -14,7 +14,7 @@ from sensitivity.composing.columns import Columns
 from sensitivity.composing.linear_map import TooLargeError, Work
 from sensitivity.composing.linearised import Linearised, linearise
 from sensitivity.composing.loop_transform import loop_transformed
-from sensitivity.composing.network import Network, Slopes, build_network, transposed
+from sensitivity.composing.network import Network, Slopes, build_network, transposed, with_slopes
 from sensitivity.composing.norm_dp import HeadBound
 from sensitivity.composing.relaxed import relaxed
 from sensitivity.norms import norm_index
@@ -72,10 +72,7 @@ def tightened(
     """
     slopes, diameter, rounding = _over_box(recording, composed, q=q, box=box)
     best, method = composed.value, "norm-dp"
-    found = _candidates(recording, composed, {}, p=p, q=q, flops=flops)
-    if slopes:  # slopes per entry can spoil what equal slopes share, so both are tried
-        found += _candidates(recording, composed, slopes, p=p, q=q, flops=flops)
-    for name, value in found:
+    for name, value in _candidates(recording, composed, slopes, p=p, q=q, flops=flops):
         if LEAST <= value < best:
             best, method = value, name
     return Tightened(value=best, method=method, diameter=diameter, rounding=rounding)
@@ -118,7 +115,18 @@ def _candidates(
         return []
     work = Work(flops=flops)
     try:
-        network = build_network(recording, tables=composed.tables, joint=composed.joint, slopes=slopes, work=work)
+        network = build_network(recording, tables=composed.tables, joint=composed.joint, work=work)
+    except TooLargeError:
+        return []
+    # Slopes per entry can spoil what equal slopes share, so both are tried. A box that changes none of them leaves the
+    # network as it is, and all that follows depends on the network and on the work left alone: it would come out equal.
+    local, left = with_slopes(network, slopes), work.flops
+    found = _of_network(network, composed, p=p, q=q, work=work)
+    return found if local is network else found + _of_network(local, composed, p=p, q=q, work=Work(flops=left))
+
+
+def _of_network(network: Network, composed: HeadBound, *, p: float, q: float, work: Work) -> list[tuple[str, float]]:
+    try:
         maps = linearise(network, work=Work(flops=work.flops / 2.0), hard=p > q)
     except TooLargeError:
         return []

@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -61,7 +62,7 @@ class Spectrum:
         """Entries of all frequencies."""
         return self.values.size
 
-    @property
+    @cached_property
     def T(self) -> Spectrum:  # noqa: N802
         """The adjoint."""
         return Spectrum(values=np.conj(np.swapaxes(self.values, 1, 2)))
@@ -191,9 +192,10 @@ def _channels(entries: IntArray, grid: Grid, step: IntArray) -> tuple[IntArray, 
 def _taps(A: Matrix, rows: Grid, row_step: IntArray, columns: Grid, column_step: IntArray) -> Taps:
     """The taps of a matrix that agrees with itself shifted: any entry of each kind stands for all."""
     entries = sparse.csr_array(A).tocoo()
-    out, row_cell = _channels(entries.row.astype(np.int64), rows, row_step)
-    into, column_cell = _channels(entries.col.astype(np.int64), columns, column_step)
-    far = row_cell - column_cell
+    channel_of_row, cell_of_row = _channels(np.arange(A.shape[0]), rows, row_step)
+    channel_of_column, cell_of_column = _channels(np.arange(A.shape[1]), columns, column_step)
+    out, into = channel_of_row[entries.row], channel_of_column[entries.col]
+    far = cell_of_row[entries.row] - cell_of_column[entries.col]
     least = far.min(axis=0)
     span = far.max(axis=0) - least + 1
     number = np.ravel_multi_index(tuple((far - least).T), tuple(span))

@@ -52,9 +52,8 @@ class Drawn(Dataset):
     def iter(self, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Mini-batches of one round."""
         inputs, labels = self.raw_data
-        for batch in batches(
-            len(labels), self.task, num_steps=self.task.num_steps, round=self.round, client=self.client
-        ):
+        num_steps = max(self.task.num_steps, 1)  # pfl fails on an empty data set; it takes no more steps than asked
+        for batch in batches(len(labels), self.task, num_steps=num_steps, round=self.round, client=self.client):
             yield inputs[batch], labels[batch]
 
 

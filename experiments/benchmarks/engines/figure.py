@@ -12,7 +12,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from races import BARE, CLIENTS, ENGINES, SIZE
 from rows import OK, Row, summaries
 
@@ -91,9 +91,14 @@ def _lines(axes: Axes, rows: Sequence[Row], *, race: str, value: Callable[[Row],
         axes.plot(at, heights, marker=MARKERS[number % len(MARKERS)], markersize=4, label=tool, **style)
     if mine:
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if race == SIZE and mine:
         axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(bottom=0.0)
 
 
 def _image(fill: Callable[[Figure], None], *, size: tuple[float, float], image_format: str) -> bytes:

@@ -196,12 +196,12 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, help="folder of the peers' environments, outside the checkout")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, engines, sizes and repeats")
-    parser.add_argument("--repeats", type=int, help="runs of each engine; default 5, with --quick 1")
+    parser.add_argument("--repeats", type=int, help="runs of each engine; default 3, with --quick 1")
     parser.add_argument("--only", nargs="+", metavar="RACE", choices=NAMES, default=NAMES, help=", ".join(NAMES))
     parser.add_argument("--out", type=Path, default=Path("reports/engines"), help="folder of rows, report and figures")
     options = parser.parse_args(arguments)
     path: Path = options.out / "rows.csv"
-    repeats = options.repeats or (1 if options.quick else 5)
+    repeats = options.repeats or (1 if options.quick else 3)
     if path.exists():
         parser.error(f"{path} exists: a new run would replace it; move it away, or pass another --out")
     image = image_data()

@@ -12,7 +12,7 @@ from sensitivity import UnsupportedModuleError, certify
 from sensitivity.capturing.capture import record
 from sensitivity.composing.boxes import boxes_of, local_slopes
 from sensitivity.composing.linear_map import Work
-from sensitivity.composing.network import Network, build_network
+from sensitivity.composing.network import Network, build_network, with_slopes
 from sensitivity.composing.norm_dp import compose
 from sensitivity.composing.relaxed import program_of, relaxed
 from sensitivity.operators.operator import Effort
@@ -38,7 +38,8 @@ def network_of(head: nn.Module, shape: tuple[int, ...], box: tuple[float, float]
     if box is not None:
         low, high = (np.full(math.prod(shape), side) for side in box)
         slopes = local_slopes(recording, boxes_of(recording, tables=composed.tables, low=low, high=high))
-    return build_network(recording, tables=composed.tables, joint=composed.joint, slopes=slopes, work=Work(flops=1e10))
+    network = build_network(recording, tables=composed.tables, joint=composed.joint, work=Work(flops=1e10))
+    return with_slopes(network, slopes)
 
 
 def own_bound(network: Network, p: float, q: float) -> float | None:

@@ -101,7 +101,7 @@ def largest_jacobian_norms(head: nn.Module, shape: tuple[int, ...], low: float, 
 def network_of(head: nn.Module, shape: tuple[int, ...]) -> tuple[Network, HeadBound]:
     recording = record(head, input_shape=shape, dtype=torch.float32)
     composed = compose(recording, p=2, q=2, effort=EFFORT, same_norm=False)
-    network = build_network(recording, tables=composed.tables, joint=composed.joint, slopes={}, work=Work(flops=1e10))
+    network = build_network(recording, tables=composed.tables, joint=composed.joint, work=Work(flops=1e10))
     return network, composed
 
 

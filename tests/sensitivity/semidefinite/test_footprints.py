@@ -13,7 +13,7 @@ from sensitivity import UnsupportedModuleError
 from sensitivity.capturing.capture import record
 from sensitivity.composing.boxes import boxes_of, local_slopes
 from sensitivity.composing.linear_map import Work
-from sensitivity.composing.network import build_network
+from sensitivity.composing.network import build_network, with_slopes
 from sensitivity.composing.norm_dp import compose
 from sensitivity.composing.relaxed import program_of
 from sensitivity.operators.operator import Effort
@@ -34,10 +34,8 @@ def program_for(head: nn.Module, shape: tuple[int, ...], box: Box | None = None)
     if box is not None:
         low, high = (side.reshape(-1) for side in box)
         slopes = local_slopes(recording, boxes_of(recording, tables=composed.tables, low=low, high=high))
-    network = build_network(
-        recording, tables=composed.tables, joint=composed.joint, slopes=slopes, work=Work(flops=1e10)
-    )
-    program, grids, _ = program_of(network)
+    network = build_network(recording, tables=composed.tables, joint=composed.joint, work=Work(flops=1e10))
+    program, grids, _ = program_of(with_slopes(network, slopes))
     return program, grids
 
 

@@ -34,7 +34,7 @@ class Residual(nn.Module):
 def program(head: nn.Module, shape: tuple[int, ...]) -> tuple[Program, Grids, float]:
     recording = record(head.eval(), input_shape=shape, dtype=torch.float32)
     composed = compose(recording, p=2, q=2, effort=EFFORT, same_norm=False)
-    network = build_network(recording, tables=composed.tables, joint=composed.joint, slopes={}, work=Work(flops=1e10))
+    network = build_network(recording, tables=composed.tables, joint=composed.joint, work=Work(flops=1e10))
     return program_of(network)
 
 
