@@ -111,7 +111,7 @@ def _resolved(target: Target, *, config: SweepConfig, federation: Federation) ->
     if config.noise == "once":
         return replace(target, placement="input"), ("placement input: noise once can be kept nowhere else",)
     choice = choose_placement(
-        federation.split.head,
+        federation.head_before_noise(),
         mechanism=target.mech,
         p=target.p,
         radius=target.radius,

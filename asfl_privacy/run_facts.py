@@ -52,7 +52,7 @@ def facts_of(
 def _tightness(privacy: Privacy, federation: Federation, *, result: Progress) -> float | None:
     """Certificate over the largest ratio found by search, at the last round's head; None where search finds none."""
     federation.load(result.state.weights, training=False)
-    prefix, _ = split_head(federation.split.head, privacy.placement)
+    prefix, _ = split_head(federation.head_before_noise(), privacy.placement)
     p, q = privacy.p, FAMILIES[privacy.mechanism].norm
     shape, box = federation.input_shape, federation.data.input_box
     now = sensitivity.certify(prefix, p=p, q=q, input_shape=shape, input_box=box, budget_s=BUDGET_S)

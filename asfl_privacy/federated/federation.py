@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -113,11 +114,14 @@ class Federation:
     def load(self, weights: Weights, *, training: bool) -> None:
         """Copy weights into the scratch network and set its mode."""
         load_weights(self.model, weights)
-        self.model.train(training)
-        self.split.head.train(training)
-        self.split.tail.train(training)
-        for module in self.frozen:
-            module.training = False
+        for module in (self.split.head, self.split.tail, *self.model.modules()):
+            wanted = training and module not in self._frozen
+            if module.training != wanted:
+                module.training = wanted
+
+    @cached_property
+    def _frozen(self) -> frozenset[nn.Module]:
+        return frozenset(self.frozen)
 
     def head_before_noise(self) -> nn.Sequential:
         """The head as noised activations are computed, on the CPU whatever the device: a copy where that is another.

@@ -27,6 +27,8 @@ from asfl_privacy.mechanisms import ReleasePlan, insert_noise, make_mechanism
 from asfl_privacy.mechanisms.label_randomiser import transition_matrix
 from asfl_privacy.mechanisms.lattice import LatticeNoise, WordSource, round_scale_up, truncate
 from asfl_privacy.mechanisms.mechanism import scale_for
+from asfl_privacy.mechanisms.plain_modules import is_plain
+from asfl_privacy.models import Normalize
 
 RESOLUTION = 26
 """Bits by which the lattice of update noise is finer than its standard deviation."""
@@ -125,7 +127,7 @@ def local_steps(
     if pool.noisy is not None and privacy is not None and privacy.label_epsilon is not None:
         transition = transition_matrix(federation.data.num_classes, epsilon=privacy.label_epsilon).to(federation.device)
     if privacy is None or privacy.updates != "dp-sgd" or pool.records is None or num_steps == 0:
-        twin = _copy(network)
+        twin = network if is_plain(network, also=(Normalize,)) else _copy(network)
         if federation.device.type == "cuda":
             _put_channels_last(twin)
         remote = run_steps(
@@ -138,7 +140,8 @@ def local_steps(
             transition=transition,
             autocast=settings.autocast,
         )
-        network.load_state_dict(twin.state_dict())  # whatever else the steps left in the copy goes with it
+        if twin is not network:  # whatever else the steps left in the copy goes with it
+            network.load_state_dict(twin.state_dict())
         return Steps(drawn=drawn, drawn_remote=remote, charges=(), remaining=remaining)
     noise = update_noise(privacy)
     done = run_private_steps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,15 @@ def read_weights(model: nn.Module) -> Weights:
 @torch.no_grad()
 def load_weights(model: nn.Module, weights: Weights) -> None:
     """Copy weights into a network in place; every entry must be there and fit."""
-    model.load_state_dict(weights, strict=True)
+    entries = model.state_dict(keep_vars=True)
+    fits = entries.keys() == weights.keys() and all(
+        isinstance(entry, Tensor) and entry.shape == weights[name].shape for name, entry in entries.items()
+    )
+    if not fits:  # its messages name what is missing, unexpected or of another shape
+        model.load_state_dict(weights, strict=True)
+        return
+    for name, entry in entries.items():
+        entry.copy_(weights[name])
 
 
 def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -> Weights:
@@ -45,14 +53,27 @@ def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -
         raise ValueError(f"{len(results)} results with record counts {list(num_records)}; give one count ≥ 1 a result")
     total = float(sum(num_records))
     averaged: Weights = {}
-    for name, first in results[0].items():
-        wide = torch.zeros_like(first, dtype=torch.float64)
+    for group in _by_type(results[0]):
+        first = [results[0][name] for name in group]
+        wide = torch.zeros(sum(value.numel() for value in first), dtype=torch.float64, device=first[0].device)
         for result, count in zip(results, num_records, strict=True):
-            wide += result[name].to(torch.float64) * (count / total)
-        averaged[name] = wide.to(first.dtype) if first.is_floating_point() else wide.round().to(first.dtype)
-        if not bool(torch.isfinite(wide).all()):
-            raise ValueError(f"weights {name} are not finite after averaging: training diverged; lower lr")
-    return averaged
+            flat = torch.cat([result[name].reshape(-1) for name in group])
+            wide += flat.to(torch.float64) * (count / total)
+        is_finite = bool(torch.isfinite(wide).all())
+        for name, value, part in zip(group, first, torch.split(wide, [value.numel() for value in first]), strict=True):
+            if not is_finite and not bool(torch.isfinite(part).all()):
+                raise ValueError(f"weights {name} are not finite after averaging: training diverged; lower lr")
+            part = part.reshape(value.shape)
+            averaged[name] = part.to(value.dtype) if value.is_floating_point() else part.round().to(value.dtype)
+    return {name: averaged[name] for name in results[0]}
+
+
+def _by_type(weights: Weights) -> Iterator[list[str]]:
+    """Names of the entries of each type and device."""
+    groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, value in weights.items():
+        groups.setdefault((value.dtype, value.device), []).append(name)
+    yield from groups.values()
 
 
 def count_bytes(weights: Weights) -> int:

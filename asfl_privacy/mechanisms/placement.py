@@ -74,6 +74,23 @@ def check_eval(head: nn.Module) -> None:
             raise ValueError(f"head {where} is in train mode: a release runs the head as it is certified; call .eval()")
 
 
+def check_place(prefix: nn.Module) -> None:
+    """Refuse what runs before the noise on another device than the CPU.
+
+    A certificate's claim about the forward pass is that of the CPU: a GPU may round products to TF32, and cuDNN may choose
+    Winograd or FFT, which no error model covers.
+
+    Raises:
+        ValueError: naming a parameter or buffer and its device.
+    """
+    for name, tensor in [*prefix.named_parameters(), *prefix.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} of what runs before the noise is on {tensor.device}: rounding is bounded on the CPU only, where fast "
+                "transforms and TF32 are out; pass copy.deepcopy(head).cpu() and inputs.cpu()"
+            )
+
+
 def check_dtype(head: nn.Module, inputs: torch.Tensor) -> None:
     """Refuse inputs whose precision differs from the head's.
 

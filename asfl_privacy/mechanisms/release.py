@@ -30,7 +30,7 @@ from asfl_privacy.mechanisms.lattice import (
     truncate,
 )
 from asfl_privacy.mechanisms.mechanism import Mechanism
-from asfl_privacy.mechanisms.placement import check_dtype, check_eval, split_head
+from asfl_privacy.mechanisms.placement import check_dtype, check_eval, check_place, split_head
 from asfl_privacy.mechanisms.release_sensitivity import (
     ReleaseSensitivity,
     release_sensitivity,
@@ -130,7 +130,8 @@ def plan_release(
         The plan, valid for these weights only.
 
     Raises:
-        ValueError: if a value is out of range, the head is not in eval mode, or radius is "any" without clip.
+        ValueError: if a value is out of range, the head is not in eval mode, what runs before the noise is not on the CPU,
+            or radius is "any" without clip.
         UnsupportedModuleError: if what runs before the noise has no certificate.
 
     Guarantee:
@@ -147,6 +148,7 @@ def plan_release(
     noise_multiplier = check_multiplier(noise_multiplier)
     prefix, _ = split_head(head, placement)
     check_eval(head)
+    check_place(prefix)
     moved = release_sensitivity(
         prefix if len(prefix) else None,
         p=p,
@@ -265,6 +267,7 @@ def noised_and_clean(
         )
     check_input_box(inputs, input_box=plan.input_box)
     if plan.certificate is not None:
+        check_place(prefix)
         check_certificate(plan.certificate, prefix)
     activations = run_stateless(prefix, inputs)
     check_activations(activations)

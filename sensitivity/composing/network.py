@@ -222,12 +222,18 @@ def with_slopes(network: Network, slopes: Slopes) -> Network | None:
     """
     knots = []
     for knot in network.knots:
-        low, high = slopes.get(knot.index, (knot.low, knot.high))
-        is_same = np.array_equal(low, knot.low) and np.array_equal(high, knot.high)
-        knots.append(knot if is_same else replace(knot, low=low, high=high))
+        low, high = slopes.get(knot.index, (None, None))
+        if low is None or high is None or (_are_equal(low, knot.low) and _are_equal(high, knot.high)):
+            knots.append(knot)
+        else:
+            knots.append(replace(knot, low=low, high=high))
     if all(ours is theirs for ours, theirs in zip(knots, network.knots, strict=True)):
         return network
     return replace(network, knots=tuple(knots))
+
+
+def _are_equal(new: FloatArray, old: FloatArray | None) -> bool:
+    return old is not None and np.array_equal(new, old)
 
 
 def _knot(index: int, node: Node, source: Node, read: dict[int, LinearMap], *, table: NormTable) -> Knot:

@@ -85,9 +85,9 @@ def restricted(program: Program, kept: list[IntArray], *, rows: list[IntArray]) 
 
 
 def adjoint(A: Numbers) -> Numbers:
-    """Transpose, conjugated where complex."""
-    made: Numbers = A.conj().T if np.iscomplexobj(A) else A.T
-    return made
+    """Transpose, conjugated where complex; of every matrix of a stack."""
+    turned: Numbers = np.swapaxes(A, -1, -2)
+    return turned.conj() if np.iscomplexobj(A) else turned
 
 
 def num_stored(A: Matrix) -> int:

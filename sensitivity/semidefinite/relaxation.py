@@ -41,7 +41,7 @@ def ball_up(program: Program, *, p: float, q: float, spend: Spend) -> float | No
     fast = program.suited()
     if not spend(lifting_flops(fast, steps=BALL_STEPS) + ATTEMPTS * response_flops(fast)):
         return None
-    return norm_up([fast], multipliers(fast, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
+    return norm_up(fast, multipliers(fast, p=p, q=q, steps=BALL_STEPS), p=p, q=q)
 
 
 def unit_vectors_up(program: Program, *, q: float, bounds: FloatArray, grids: Grids | None, spend: Spend) -> float:

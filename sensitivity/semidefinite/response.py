@@ -39,8 +39,8 @@ class Response:
     """R for scaled inputs.
 
     Attributes:
-        R: shape (n, n), or its diagonal, shape (n,).
-        error: 2-norm of the exact R minus this one, at most; per entry for a diagonal.
+        R: shape (…, n, n), or its diagonal, shape (n,).
+        error: 2-norm of the exact R minus this one, at most, shape (…); per entry for a diagonal.
         scales: scaled x_i = scales_i·x_i.
     """
 
@@ -89,11 +89,12 @@ def columns_up(program: Program, found: Multipliers, *, q: float) -> FloatArray 
     return None
 
 
-def norm_up(programs: list[Program], found: Multipliers, *, p: float, q: float) -> float | None:
+def norm_up(program: Program, found: Multipliers, *, p: float, q: float) -> float | None:
     """A bound on ‖y‖_q over ‖x‖_p ≤ 1.
 
     Args:
-        programs: the program; or several with the same constraints and scales, whose largest bound is meant.
+        program: the program. Its matrices may be stacks, shape (count, rows, columns), for as many programs that share
+            everything else, whose largest bound is meant.
         found: multipliers, found for the same p and q.
         p: 2 or infinity.
         q: 1 or 2.
@@ -102,24 +103,28 @@ def norm_up(programs: list[Program], found: Multipliers, *, p: float, q: float) 
         The bound, rounded up; None if no widening of the multipliers makes P positive definite.
 
     Guarantee: at or above the largest ‖y‖_q over the program; see the module's text. The multipliers are the same for
-        all programs.
+        all programs of a stack.
     """
     if not _is_ordinary(found):
         return None
     for widening in WIDENINGS:
-        square, scales = 0.0, None
-        for program in programs:
-            response = _response(program, found, q=q, widening=widening, diagonal=False)
-            if response is None:
-                scales = None
-                break
-            square = max(square, add_up(largest_singular_value_up(response.R), float(response.error[0])))
-            scales = response.scales
-        if scales is not None:
+        response = _response(program, found, q=q, widening=widening, diagonal=False)
+        if response is not None:
+            square, scales = largest_singular_value_up(_raised(response)), response.scales
             size = float(scales.max()) ** 2 if p == 2.0 else float(np.sum(scales**2))
             around = mul_up(inflate(size, num_operations=scales.size + 4), _output_factor(found, q=q))
             return sqrt_up(mul_up(square, around))
     return None
+
+
+def _raised(response: Response) -> Numbers:
+    """R + error·I, each error put on its own matrix, so that a large one of a stack costs no other."""
+    side = np.arange(response.R.shape[-1])
+    raised = response.R.copy()
+    # raising the diagonal rounds it, by no more than this takes
+    rounding = 4.0 * UNIT_ROUNDOFF * np.abs(raised[..., side, side]).max(axis=-1, initial=0.0)
+    raised[..., side, side] += (response.error * (1.0 + 2.0**-40) + rounding)[..., None]
+    return raised
 
 
 def _is_ordinary(found: Multipliers) -> bool:
@@ -137,58 +142,69 @@ def _output_factor(found: Multipliers, *, q: float) -> float:
 
 def _response(program: Program, found: Multipliers, *, q: float, widening: float, diagonal: bool) -> Response | None:
     form = _Assembly(program, found, q=q, widening=widening, diagonal=diagonal)
-    P, H, N, epsilon = form.P, form.H, form.P.shape[0], form.total_error()
+    P, H, N, epsilon = form.P, form.H, form.P.shape[-1], form.total_error()
     if N == 0:
-        return Response(R=-form.O, error=np.full(program.num_in, epsilon), scales=form.scales)
-    trace = inflate(float(np.abs(np.diagonal(P)).sum()), num_operations=N)
+        return Response(R=-form.O, error=epsilon + np.zeros(program.num_in if diagonal else ()), scales=form.scales)
+    trace = np.abs(np.diagonal(P, axis1=-2, axis2=-1)).sum(axis=-1) * (1.0 + gamma(N + 2))
     factor_error = 1.001 * form.gamma(N + 3) * (trace + 1.0)
     shift = 2.0 * (epsilon + factor_error)
     delta = (shift - epsilon - factor_error - 4.0 * UNIT_ROUNDOFF * (trace + shift)) * (1.0 - 2.0**-40)
-    if not 0.0 < delta < 0.1:
+    if not bool(((delta > 0.0) & (delta < 0.1)).all()):
         return None
     shifted, entries = P.copy(), np.arange(N)
-    shifted[entries, entries] -= shift
-    try:
-        factor = linalg.cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
-    except linalg.LinAlgError:
-        return None
-    V = linalg.cho_solve((factor, True), H, check_finite=False)
-    del factor, shifted
-    if not bool(np.isfinite(V).all()):
+    shifted[..., entries, entries] -= shift[..., None]
+    V = _solved(shifted, H)
+    del shifted
+    if V is None or not bool(np.isfinite(V).all()):
         return None
     r = H - P @ V
     h, v, rest = _column_lengths(H), _column_lengths(V), _column_lengths(r)
-    size = float(np.linalg.norm(P)) * (1.0 + 2.0**-20)
+    size = _frobenius(P)
     if diagonal:
         R = np.einsum("ij,ij->j", H, V) + np.einsum("ij,ij->j", V, r) - form.O
     else:
         R = adjoint(H) @ V + adjoint(V) @ r - form.O
-        R = (R + adjoint(R)) / 2.0
-        h, v, rest = (np.full(1, np.linalg.norm(lengths)) for lengths in (h, v, rest))
+        R = np.asarray((R + adjoint(R)) / 2.0)
+        h, v, rest = (np.linalg.norm(lengths, axis=-1) for lengths in (h, v, rest))
     most = form.gamma(N + 8)
     unseen = most * (h + size * v)  # rounding of r
     left = rest + unseen + epsilon * v  # length of H − (P − ε·I)·V
     error = epsilon * (1.0 + v * v) + left * left / delta + v * unseen + most * (h * v + v * rest)
-    magnitude = np.abs(R) if diagonal else np.full(1, np.linalg.norm(R))
-    error = (error + 64.0 * UNIT_ROUNDOFF * (magnitude + h * v + np.abs(form.O).max(initial=0.0) * len(R))) * (
+    magnitude = np.abs(R) if diagonal else _frobenius(R)
+    error = (error + 64.0 * UNIT_ROUNDOFF * (magnitude + h * v + np.abs(form.O).max(initial=0.0) * R.shape[-1])) * (
         1.0 + 2.0**-20
     )
     return Response(R=R, error=error, scales=form.scales)
 
 
+def _solved(A: Numbers, B: Numbers) -> Numbers | None:
+    """About A⁻¹B, once a Cholesky factorisation of A (of every one of a stack) has run to its end; else None."""
+    try:
+        if A.ndim == 2:
+            factor = linalg.cholesky(A, lower=True, overwrite_a=True, check_finite=False)
+            solved: Numbers = linalg.cho_solve((factor, True), B, check_finite=False)
+        else:
+            np.linalg.cholesky(A)
+            solved = np.linalg.solve(A, B)
+    except np.linalg.LinAlgError:
+        return None
+    return solved
+
+
 def _column_lengths(A: Numbers) -> FloatArray:
     """Euclidean length of every column, rounded up."""
-    lengths: FloatArray = np.linalg.norm(A, axis=0) * (1.0 + 2.0**-20)
+    lengths: FloatArray = np.linalg.norm(A, axis=-2) * (1.0 + 2.0**-20)
     return lengths
 
 
 class _Assembly:
-    """F in scaled variables, with a running bound on its error.
+    """F in scaled variables, with a running bound on its error, for one program or a stack of them.
 
     Attributes:
-        P: its part in z, shape (N, N).
-        H: its part between z and x, shape (N, n).
-        O: its part in x, shape (n, n), or its diagonal.
+        P: its part in z, shape (…, N, N).
+        H: its part between z and x, shape (…, N, n).
+        O: its part in x, shape (…, n, n), or its diagonal.
+        error: shape (…), as all that adds to it.
         scales: scaled x_i = scales_i·x_i.
     """
 
@@ -196,11 +212,16 @@ class _Assembly:
         sizes = program.sizes
         starts = np.concatenate([[0], np.cumsum(sizes[1:])]).astype(int)
         self.places = [slice(0, 0)] + [slice(int(a), int(b)) for a, b in itertools.pairwise(starts)]
-        self.is_complex = any(np.iscomplexobj(A) for terms in program.reads for A in terms.values())
+        matrices = [A for terms in program.reads for A in terms.values()]
+        self.is_complex = any(np.iscomplexobj(A) for A in matrices)
+        stack = matrices[0].shape[:-2]
         n, N = sizes[0], int(starts[-1])
-        self.P, self.H = _zeros((N, N), self.is_complex), _zeros((N, n), self.is_complex)
-        self.O = _zeros((n,) if diagonal else (n, n), self.is_complex)
-        self.error, self.added, self.num_added = UNDERFLOW, 0.0, 0
+        self.P, self.H = _zeros((*stack, N, N), self.is_complex), _zeros((*stack, N, n), self.is_complex)
+        self.O = _zeros((n,) if diagonal else (*stack, n, n), self.is_complex)
+        self.has_diagonal = diagonal
+        self.error: FloatArray = np.full(stack, UNDERFLOW)
+        self.added: FloatArray = np.zeros(stack)
+        self.num_added = 0
         forms = [
             constraint.form(weights * (1.0 + widening))
             for constraint, weights in zip(program.constraints, found.knots, strict=True)
@@ -213,8 +234,8 @@ class _Assembly:
         for k, form in enumerate(forms, start=1):
             own = form.own * self.factors[k] ** 2
             diagonal_entries = np.arange(starts[k - 1], starts[k])
-            self.P[diagonal_entries, diagonal_entries] += own
-            self.added += 2.0 * float(own.max(initial=0.0))
+            self.P[..., diagonal_entries, diagonal_entries] += own
+            self.added = self.added + 2.0 * float(own.max(initial=0.0))
             if form.cross is not None:
                 self._cross(program, k, form.cross, form.C)
             for B, weights in form.products:
@@ -222,9 +243,9 @@ class _Assembly:
                 self._squares(program, k - 1, B, np.maximum(-weights, 0.0), sign=-1.0)
         self._squares(program, len(forms), None, found.output, sign=-1.0)
 
-    def total_error(self) -> float:
+    def total_error(self) -> FloatArray:
         """Bound on the 2-norm of the exact form minus the stored one."""
-        return (self.error + 4.0 * UNIT_ROUNDOFF * (self.num_added + 2) * self.added) * (1.0 + 2.0**-30)
+        return np.asarray(self.error + 4.0 * UNIT_ROUNDOFF * (self.num_added + 2) * self.added) * (1.0 + 2.0**-30)
 
     def gamma(self, num_operations: int) -> float:
         """γ_n, or 4·γ_{n+2} and more for complex numbers."""
@@ -237,10 +258,10 @@ class _Assembly:
             moved, off = self._through(C, A, program.errors.get((k - 1, i), 0.0))
             X = _scaled(outer, moved, self.factors[i])
             reach = float(np.abs(outer).max(initial=0.0)) * float(self.factors[i].max(initial=0.0))
-            self.error += 2.0 * (32.0 * UNIT_ROUNDOFF * _frobenius(X) + reach * off * 1.01)
+            self.error = self.error + 2.0 * (32.0 * UNIT_ROUNDOFF * _frobenius(X) + reach * off * 1.01)
             self._add(k, i, X if isinstance(X, np.ndarray) else X.toarray())
 
-    def _through(self, B: sparse.csr_array | None, A: Matrix, off: float) -> tuple[Matrix, float]:
+    def _through(self, B: sparse.csr_array | None, A: Matrix, off: float) -> tuple[Matrix, FloatArray | float]:
         """B·A and its error in Frobenius norm, that of A being `off`."""
         if B is None:
             return A, off
@@ -257,19 +278,19 @@ class _Assembly:
             return
         roots = np.sqrt(weights)
         made: dict[int, Matrix] = {}
-        sizes, offs = 0.0, 0.0
+        sizes, offs = np.zeros(self.error.shape), np.zeros(self.error.shape)
         for i, A in program.reads[k].items():
             moved, off = self._through(B, A, program.errors.get((k, i), 0.0))
             made[i] = _scaled(roots, moved, self.factors[i])
             size = _frobenius(made[i])
             reach = float(roots.max()) * float(self.factors[i].max(initial=0.0))
             sizes, offs = sizes + size, offs + 32.0 * UNIT_ROUNDOFF * size + reach * off * 1.01
-        self.error += self.gamma(weights.size + 4) * sizes * sizes + 2.0 * offs * sizes + offs * offs
+        self.error = self.error + (self.gamma(weights.size + 4) * sizes * sizes + 2.0 * offs * sizes + offs * offs)
         for i, G in made.items():
             for j, other in made.items():
                 if j > i:
                     continue
-                if i == 0 and self.O.ndim == 1:
+                if i == 0 and self.has_diagonal:
                     squares = _column_squares(G)
                     self.O += sign * squares
                     self.added, self.num_added = self.added + 2.0 * float(squares.max()), self.num_added + 1
@@ -282,11 +303,11 @@ class _Assembly:
         if i == 0 and j == 0:
             self.O += block
         elif j == 0:
-            self.H[self.places[i]] += block
+            self.H[..., self.places[i], :] += block
         else:
-            self.P[self.places[i], self.places[j]] += block
+            self.P[..., self.places[i], self.places[j]] += block
             if i != j or twice:
-                self.P[self.places[j], self.places[i]] += adjoint(block)
+                self.P[..., self.places[j], self.places[i]] += adjoint(block)
 
 
 def _zeros(shape: tuple[int, ...], is_complex: bool) -> Numbers:
@@ -323,7 +344,7 @@ def _scaled(rows: FloatArray, A: Matrix, columns: FloatArray) -> Matrix:
     return made
 
 
-def _frobenius(A: Matrix) -> float:
-    """Frobenius norm, rounded up."""
-    values = A if isinstance(A, np.ndarray) else A.data
-    return float(np.linalg.norm(values)) * (1.0 + 2.0**-20)
+def _frobenius(A: Matrix) -> FloatArray:
+    """Frobenius norm, rounded up; one per matrix of a stack."""
+    norms = np.linalg.norm(A, axis=(-2, -1)) if isinstance(A, np.ndarray) else np.linalg.norm(A.data)
+    return np.asarray(norms * (1.0 + 2.0**-20))

@@ -159,15 +159,13 @@ def torus_up(program: Program, grids: Grids, *, spend: Spend) -> float | None:
         errors = {key: error for key, (_, error) in spectra.items()}
         return Program(num_in=channels[0], num_out=outputs, reads=reads, constraints=constraints, errors=errors)
 
-    singles = [
-        on_torus(tuple({i: spectra[k, i][0][f] for i in terms} for k, terms in enumerate(program.reads)))
-        for f in range(len(frequencies))
-    ]
-    if not spend(ATTEMPTS * COMPLEX_WORK * len(singles) * response_flops(singles[0])):
+    single = on_torus(tuple({i: spectra[k, i][0][0] for i in terms} for k, terms in enumerate(program.reads)))
+    if not spend(ATTEMPTS * COMPLEX_WORK * len(frequencies) * response_flops(single)):
         return None
     whole = on_torus(tuple({i: _acting(spectra[k, i][0]) for i in terms} for k, terms in enumerate(program.reads)))
     found = multipliers(whole, p=2.0, q=2.0, steps=BALL_STEPS, rank=2 * len(frequencies))
-    return norm_up(singles, found, p=2.0, q=2.0)
+    stack = on_torus(tuple({i: spectra[k, i][0] for i in terms} for k, terms in enumerate(program.reads)))
+    return norm_up(stack, found, p=2.0, q=2.0)
 
 
 def _acting(values: NDArray[np.complex128]) -> Matrix:

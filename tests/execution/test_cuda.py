@@ -369,9 +369,16 @@ def test_repeatable_kernels_are_asked_for_on_cuda_alone_and_put_back():
     before = cudnn.deterministic, cudnn.benchmark, cudnn.conv.fp32_precision
     with repeatable_kernels(torch.device("cpu")):
         assert (cudnn.deterministic, cudnn.benchmark, cudnn.conv.fp32_precision) == before
-    with pytest.raises(RuntimeError, match="fails"), repeatable_kernels(torch.device("cuda:0")):
-        assert (cudnn.deterministic, cudnn.benchmark) == (True, False)
-        raise RuntimeError("fails")
+    inside = []
+
+    def failing():
+        with repeatable_kernels(torch.device("cuda:0")):
+            inside.append((cudnn.deterministic, cudnn.benchmark))
+            raise RuntimeError("fails")
+
+    with pytest.raises(RuntimeError, match="fails"):
+        failing()
+    assert inside == [(True, False)]
     assert (cudnn.deterministic, cudnn.benchmark, cudnn.conv.fp32_precision) == before
 
 

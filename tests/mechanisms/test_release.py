@@ -526,3 +526,12 @@ def test_a_clip_that_would_not_hold_on_the_lattice_is_refused(monkeypatch):
     monkeypatch.setattr("asfl_privacy.mechanisms.release.clip_rows", lambda rows, **_: rows * 2.0)
     with pytest.raises(ValueError, match=r"norm above clip 0\.5 on the lattice: nothing was released"):
         apply_release(plan, head, inputs(), source=seeded())
+
+
+def test_what_runs_before_the_noise_must_run_where_its_rounding_is_bounded():
+    """Catches: TF32 and Winograd before the noise, whose errors no certificate covers."""
+    head = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval().to("meta")
+    noise = {"mechanism": "gaussian", "noise_multiplier": 10.0, "p": 2, "radius": 0.5, "input_shape": (1, 2, 2)}
+    with pytest.raises(ValueError, match=r"is on meta: rounding is bounded on the CPU only.*deepcopy\(head\)\.cpu\(\)"):
+        plan_release(head, placement="exchange", **noise)
+    assert plan_release(head, placement="input", **noise).certificate is None

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +31,8 @@ TAIL_REACH = 37.25  # deviations that can be drawn at all; 2^-1022 < P(outside) 
 NUM_WORDS = 6
 TAIL_WORDS = 20
 SERIES_BITS = 192
-MASS_ERROR = 2.0**-128  # relative, of _block_masses and _cell_factor; see there
+MASS_ERROR = 2.0**-128  # relative, of _block_masses, _mass_beyond and _cell_factor; see there
+TAIL_ERROR = 2.0**-300  # relative, of the tail blocks' integer weights; see ``RoundedGaussian.tail``
 _mp: Any = mpmath.MPContext()  # a context of its own, so that nobody else's precision matters
 _mp.prec = 256
 
@@ -42,7 +43,7 @@ class RoundedGaussian(BlockSampler):
 
     Attributes:
         num_blocks: H, the blocks of the alias table; the tail starts at block H.
-        tail: sums of the tail blocks' weights, which total 2^(64·20).
+        all_blocks: the blocks that can be drawn at all, the tail's included.
 
     Guarantee:
         For lattice input x in g·Z and s = σ/g, x/g plus this noise has the distribution of round((x + N(0, σ²))/g), up
@@ -52,7 +53,24 @@ class RoundedGaussian(BlockSampler):
     """
 
     num_blocks: int
-    tail: tuple[int, ...]
+    all_blocks: int
+
+    @cached_property
+    def tail(self) -> tuple[int, ...]:
+        """Sums of the tail blocks' weights, which total 2^(64·20); made when a draw first falls there, one in 10^13.
+
+        A weight is a block's share of the tail, rounded down by less than 1; the first takes what that leaves, less than
+        2^12. A block starts within 37.25 + 1/4 deviations of 0 (1/32 with more than 64 cells a deviation), so its mass is
+        above 2^-1020, while the tail's is below 2^-44. So weights are 2^304 and more, and right within 2^-300 beside
+        MASS_ERROR.
+        """
+        masses = _block_masses(
+            self.scale, position_bits=self.position_bits, num_blocks=self.all_blocks, first_block=self.num_blocks
+        )[1:]
+        whole, total = _mp.fsum(masses), 1 << (WORD_BITS * TAIL_WORDS)
+        weights = [_scaled(mass / whole, WORD_BITS * TAIL_WORDS) for mass in masses]
+        weights[0] += total - sum(weights)
+        return tuple(accumulate(weights))
 
     def _ratio_bounds(self, blocks: Integers, positions: Integers) -> tuple[Floats, Floats]:
         # P(j)/P(j0) = exp(−(j² − j0²)/2s²)·C(j)/C(j0) with C(k) = ∫ cosh(ku/s²)·exp(−u²/2s²) du over |u| ≤ ½, which
@@ -100,14 +118,11 @@ def rounded_gaussian(scale: Fraction | float) -> RoundedGaussian:
     coarse = s / (1 << position_bits)
     num_blocks = math.ceil(Fraction(TABLE_REACH) * coarse)
     all_blocks = math.ceil(Fraction(TAIL_REACH) * coarse)
-    zero, *masses = _block_masses(s, position_bits=position_bits, num_blocks=all_blocks)
-    bits, tail_bits = WORD_BITS * NUM_WORDS, WORD_BITS * TAIL_WORDS
-    near, far = masses[:num_blocks], masses[num_blocks:]
-    beyond = _mp.fsum(far)
+    zero, *near = _block_masses(s, position_bits=position_bits, num_blocks=num_blocks)
+    bits = WORD_BITS * NUM_WORDS
+    beyond = _mass_beyond(s, cells=num_blocks << position_bits)
 
-    far_weights = [_scaled(mass / beyond, tail_bits) for mass in far]
-    far_weights[0] += (1 << tail_bits) - sum(far_weights)
-    zero_weight, beyond_weight = _scaled(zero, bits), _scaled(2 * beyond, bits)
+    zero_weight, beyond_weight = _scaled(zero, bits), _scaled(beyond, bits)
     near_weights = [_scaled(mass, bits) for mass in near]
     rest = (1 << bits) - zero_weight - beyond_weight - 2 * sum(near_weights[1:])
     outcomes = [0, BEYOND, 1, -1]
@@ -118,15 +133,13 @@ def rounded_gaussian(scale: Fraction | float) -> RoundedGaussian:
     table = build_alias_table(outcomes, weights=weights, num_words=NUM_WORDS)
 
     used = table.weights()
-    pairs = [(used[0], zero_weight)]
+    pairs = [(used[0], zero_weight), (used[BEYOND], beyond_weight)]
     pairs += [(used[sign * (h + 1)], near_weights[h]) for h in range(num_blocks) for sign in (1, -1)]
-    # a tail block on one side has weight used[BEYOND]/2 · far_weight in units of 2^-(bits + tail_bits)
-    pairs += [
-        (used[BEYOND] * weight, _scaled(2 * mass, bits + tail_bits))
-        for weight, mass in zip(far_weights, far, strict=True)
-    ]
-    # 8 errors of masses cover the ideal values above, a(l) in numerator and denominator, and all cross terms
-    relative_error = fraction_up(Fraction(largest_relative_error(pairs)) + 8 * Fraction(MASS_ERROR))
+    # a tail block's probability is that of "beyond" times its share, a product of two relative errors. 8 errors of masses
+    # cover the ideal values above, a(l) in numerator and denominator, and all cross terms
+    relative_error = fraction_up(
+        Fraction(largest_relative_error(pairs)) + 2 * Fraction(TAIL_ERROR) + 8 * Fraction(MASS_ERROR)
+    )
     outside = ((all_blocks << position_bits) + Fraction(1, 2)) / s  # deviations; 2·(1 − Φ(x)) ≤ exp(−x²/2)
     sampler = RoundedGaussian(
         scale=s,
@@ -136,7 +149,7 @@ def rounded_gaussian(scale: Fraction | float) -> RoundedGaussian:
         relative_error=relative_error,
         tail_probability_per_draw=float(_mp.exp(-_real(outside * outside / 2))) * (1.0 + 2.0**-50),
         num_blocks=num_blocks,
-        tail=tuple(accumulate(far_weights)),
+        all_blocks=all_blocks,
     )
     last = np.full(num_blocks, (1 << position_bits) - 1, dtype=np.int64)
     lower, _ = sampler._ratio_bounds(np.arange(num_blocks, dtype=np.int64), last)
@@ -144,8 +157,8 @@ def rounded_gaussian(scale: Fraction | float) -> RoundedGaussian:
     return sampler
 
 
-def _block_masses(s: Fraction, *, position_bits: int, num_blocks: int) -> list[Any]:
-    """P(0) and the probabilities of the blocks 1 + hM ≤ k ≤ M + hM, each within 2^-128 relative.
+def _block_masses(s: Fraction, *, position_bits: int, num_blocks: int, first_block: int = 0) -> list[Any]:
+    """P(0) and the probabilities of the blocks 1 + hM ≤ k ≤ M + hM from the first h on, each within 2^-128 relative.
 
     A block is an interval of width M around c = hM + (M + 1)/2, and
     P = φ(c/s)/s · (M/2)·∫ exp(−αt − βt²) dt over |t| ≤ 1, with α = cM/(2s²) and β = M²/(8s²) (substitute k = c + tM/2).
@@ -153,7 +166,7 @@ def _block_masses(s: Fraction, *, position_bits: int, num_blocks: int) -> list[A
     below h² units of 2^-256, and h < 2^12. The integral's error is below 2^-160 (see ``_integral``).
     """
     M = 1 << position_bits
-    centre, half = Fraction(M + 1, 2), Fraction(M, 2)
+    centre, half = first_block * M + Fraction(M + 1, 2), Fraction(M, 2)
     square = s * s
     decay = _mp.exp(-_real(centre * centre / (2 * square)))
     ratio = _mp.exp(-_real((2 * centre * M + M * M) / (2 * square)))
@@ -163,11 +176,16 @@ def _block_masses(s: Fraction, *, position_bits: int, num_blocks: int) -> list[A
     two_beta = half * half / square
     masses = [_cell_factor(0, s) / (_real(2 * s) * _mp.sqrt(2 * _mp.pi))]
     first, second, square_term = (_fixed(number) for number in (alpha, alpha_step, two_beta))
-    for h in range(num_blocks):
+    for h in range(num_blocks - first_block):
         masses.append(front * decay * _mp.ldexp(_integral(first + h * second, two_beta=square_term), -SERIES_BITS))
         decay *= ratio
         ratio *= step
     return masses
+
+
+def _mass_beyond(s: Fraction, *, cells: int) -> Any:  # noqa: ANN401  (mpmath has no types)
+    """P(|k| > cells), the 2^-1000 that cannot be drawn included; within 2^-128 relative for 2^-43 and less."""
+    return _mp.erfc(_real((cells + Fraction(1, 2)) / s) / _mp.sqrt(2))
 
 
 def _cell_factor(k: int, s: Fraction) -> Any:  # noqa: ANN401  (mpmath has no types)

@@ -53,7 +53,7 @@ def test_a_linear_program_comes_within_what_theory_allows(seed: int) -> None:
         (2.0, 2.0, float(np.linalg.norm(A, 2)), 1.0),
     ):
         found = multipliers(linear(A), p=p, q=q, steps=BALL_STEPS)
-        bound = norm_up([linear(A)], found, p=p, q=q)
+        bound = norm_up(linear(A), found, p=p, q=q)
         assert bound is not None
         assert truth * (1 - 1e-12) <= bound <= most * truth * 1.02
         assert found.value <= bound * (1 + 1e-9)
@@ -69,7 +69,7 @@ def test_multipliers_certify_what_the_climb_reached(seed: int, p: float, q: floa
     low, high = ((0.0, 1.0), (-0.3, 1.2), (0.4, 0.9))[seed]
     program = one_layer(random.normal(size=(6, num_in)), random.normal(size=(4, 6)), low, high)
     found = climbed(program, p, q)
-    bound = norm_up([program], found, p=2.0 if p == 1.0 else p, q=q)
+    bound = norm_up(program, found, p=2.0 if p == 1.0 else p, q=q)
     assert bound is not None
     assert found.value * (1 - 1e-9) <= bound <= found.value * 1.04
 
@@ -89,7 +89,7 @@ def test_windows_and_whole_norms_certify_what_the_climb_reached(p: float) -> Non
     )
     for q in (1.0, 2.0):
         found = climbed(program, p, q)
-        bound = norm_up([program], found, p=2.0, q=q)
+        bound = norm_up(program, found, p=2.0, q=q)
         assert bound is not None
         assert found.value * (1 - 1e-9) <= bound <= found.value * 1.1
 

@@ -69,7 +69,7 @@ def norm(J: np.ndarray, p: float, q: float) -> float:
 
 def bound(program: Program, found: Multipliers, p: float, q: float) -> np.ndarray | None:
     """One bound per unit vector for p = 1, else one."""
-    made = columns_up(program, found, q=q) if p == 1.0 else norm_up([program], found, p=p, q=q)
+    made = columns_up(program, found, q=q) if p == 1.0 else norm_up(program, found, p=p, q=q)
     return None if made is None else np.atleast_1d(made)
 
 
@@ -186,7 +186,7 @@ def test_a_linear_program_is_bounded_by_its_norm_alone() -> None:
     A = np.random.default_rng(0).normal(size=(4, 3))
     program = Program(num_in=3, num_out=4, reads=({0: A},), constraints=())
     found = multipliers(program, p=2.0, q=2.0, steps=30)
-    columns, ball = columns_up(program, found, q=2.0), norm_up([program], found, p=2.0, q=2.0)
+    columns, ball = columns_up(program, found, q=2.0), norm_up(program, found, p=2.0, q=2.0)
     assert columns is not None
     assert ball is not None
     for made, exact in ((columns, np.linalg.norm(A, axis=0)), (ball, np.linalg.norm(A, 2))):
@@ -442,7 +442,7 @@ def test_impossible_multipliers_prove_nothing() -> None:
     program = relu_chain(1, num_in=2)
     found = times(multipliers(program, p=2.0, q=2.0, steps=30), 1e-6)
     assert columns_up(program, found, q=2.0) is None
-    assert norm_up([program], found, p=2.0, q=2.0) is None
+    assert norm_up(program, found, p=2.0, q=2.0) is None
 
 
 def test_work_grows_with_the_cube_of_the_entries() -> None:
