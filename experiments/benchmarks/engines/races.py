@@ -72,7 +72,7 @@ def flower(actors: int) -> Engine:
 
 
 FLOOR = Engine(BARE, "engine_bare.py")
-OURS = (ours("serial"), ours("threads", 2), ours("processes", 2), ours("batched"))
+OURS = (ours("serial"), ours("threads", 2), ours("processes", 2), ours("batched"), ours("batched", 2))
 PEERS = (
     flower(1),
     flower(2),
