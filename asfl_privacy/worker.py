@@ -17,6 +17,7 @@ from asfl_privacy.accounting import Ledger
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.execution import RunStoppedError
+from asfl_privacy.execution.executor import reason_of
 from asfl_privacy.reporting import Row, complete_row, failed_status, write_atomic
 from asfl_privacy.run import Run, base_row, epsilon_columns, execute_run
 from asfl_privacy.run_files import LEDGER_FILE, ROW_FILE, STATEMENT_FILE, file_digest
@@ -111,9 +112,9 @@ def run_cell(
         return failed_row(config, run, str(error))
     except Exception as error:  # a bug, a full disk: the sweep goes on, the traceback is kept
         folder.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder.parent / f"{folder.name}.traceback.txt", traceback.format_exc())
-        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-        return failed_row(config, run, f"{where}{type(error).__name__}: {error}")
+        remote = getattr(error, "traceback", "")  # of a client's own process
+        write_atomic(folder.parent / f"{folder.name}.traceback.txt", f"{traceback.format_exc()}{remote}")
+        return failed_row(config, run, reason_of(error))
     return outcome.row
 
 

@@ -28,6 +28,7 @@ from asfl_privacy.data import Dataset, load_dataset
 from asfl_privacy.data_ledger import check_journal
 from asfl_privacy.execution import RunStoppedError, WorkerDiedError
 from asfl_privacy.execution.choice import available_cores
+from asfl_privacy.execution.executor import reason_of
 from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
@@ -223,8 +224,7 @@ def _failure(error: Exception, folder: Path) -> str:
     trace.parent.mkdir(parents=True, exist_ok=True)
     remote = getattr(error, "traceback", "")  # of a worker process or another rank
     write_atomic(trace, f"{traceback.format_exc()}{remote}")
-    where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}; traceback in {trace}{kept}"
+    return f"{reason_of(error)}; traceback in {trace}{kept}"
 
 
 class RunInterruptedError(Exception):

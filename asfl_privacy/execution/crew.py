@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import cast
 
 from asfl_privacy.execution.client_process import Done, Failed, Ready
-from asfl_privacy.execution.worker_handle import Sent, WorkerDiedError, WorkerHandle, free_cores, raised
+from asfl_privacy.execution.executor import WorkerDiedError
+from asfl_privacy.execution.worker_handle import RemoteTraceback, Sent, WorkerHandle, free_cores
 
 RESTARTS = 10
 """How many workers that died are replaced, in all, where failures are tolerated."""
@@ -126,10 +127,7 @@ class Crew:
         lost = list(worker.in_work)
         where = f"with client {lost[0].client} of round {lost[0].round} in work" if lost else "with no client in work"
         more = f", and client {', '.join(str(sent.client) for sent in lost[1:])} to come" if lost[1:] else ""
-        error = WorkerDiedError(
-            f"worker process {worker.pid} died ({worker.how_it_ended()}) {where}{more}; the run goes on from its last "
-            "checkpoint with --resume"
-        )
+        error = WorkerDiedError(f"worker process {worker.pid} died ({worker.how_it_ended()}) {where}{more}")
         self._restarts += 1
         if not self._replaces or not worker.is_ready or self._restarts > RESTARTS:
             raise error
@@ -146,5 +144,5 @@ def _refused_setup(failed: Failed) -> ValueError:
         f"a worker process cannot load the network or the method ({failed.kind}: {' '.join(failed.message.split())}): it "
         "imports their modules anew; define them in a module that can be imported, or use executor serial or threads"
     )
-    error.__cause__ = raised(failed).__cause__
+    error.__cause__ = RemoteTraceback(failed.trace)
     return error

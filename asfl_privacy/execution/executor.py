@@ -29,11 +29,7 @@ class Failure:
     @property
     def reason(self) -> str:
         """What went wrong, in one line."""
-        text = " ".join(str(self.error).split())
-        if isinstance(self.error, ValueError | ClientFailedError):  # named already
-            return text
-        where = "".join(f"{note}: " for note in getattr(self.error, "__notes__", ()))
-        return f"{where}{type(self.error).__name__}: {text}"
+        return reason_of(self.error)
 
 
 class ClientFailedError(RuntimeError):
@@ -51,6 +47,15 @@ class ClientFailedError(RuntimeError):
 
 class WorkerDiedError(RuntimeError):
     """A process that did clients' work has ended; the line says which, how, and what it was doing."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong and where, in one line; a refusal's or another process's own line as it is."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError | ClientFailedError):  # named already
+        return text
+    where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+    return f"{where}{type(error).__name__}: {text}"
 
 
 class Executor(Protocol):

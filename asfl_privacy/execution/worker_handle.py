@@ -18,6 +18,7 @@ from multiprocessing.reduction import send_handle
 import torch
 
 from asfl_privacy.execution.client_process import Attach, Failed, Start, work
+from asfl_privacy.execution.executor import ClientFailedError
 from asfl_privacy.execution.shared_region import SharedRegion
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -25,17 +26,6 @@ HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESH
 """glibc gives what a step frees back to the system until a process has freed something large: a twentieth of its time."""
 PATIENCE_S = 2.0
 """How long a process may take to end by itself."""
-
-
-class ClientFailedError(RuntimeError):
-    """A client's phase raised something other than a ValueError in a worker process.
-
-    Its text has the original's type and text, its notes are the original's, and the traceback there is its cause.
-    """
-
-
-class WorkerDiedError(RuntimeError):
-    """A worker process ended in the middle of its work: out of memory, or killed."""
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - no error of its own: the cause of one
@@ -151,11 +141,10 @@ class WorkerHandle:
 
 def raised(failed: Failed) -> Exception:
     """The exception that a failure in a worker is in this process."""
-    error: Exception = (
-        ValueError(failed.message) if failed.is_refusal else ClientFailedError(f"{failed.kind}: {failed.message}")
-    )
-    for note in failed.notes:
-        error.add_note(note)
+    if not failed.is_refusal:
+        where = "".join(f"{note}: " for note in failed.notes)
+        return ClientFailedError(f"{where}{failed.kind}: {failed.message}", traceback=failed.trace)
+    error = ValueError(failed.message)
     error.__cause__ = RemoteTraceback(failed.trace)
     return error
 

@@ -18,9 +18,9 @@ from torch import nn
 
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.execution import Failure, SerialExecutor, begin_run, run_rounds
+from asfl_privacy.execution.executor import ClientFailedError, WorkerDiedError
 from asfl_privacy.execution.processes import ProcessesExecutor
 from asfl_privacy.execution.shared_region import Slots
-from asfl_privacy.execution.worker_handle import ClientFailedError, WorkerDiedError
 from asfl_privacy.federated import METHODS, State
 
 ASFL = METHODS["asfl"]
@@ -155,10 +155,9 @@ def test_a_refusal_is_the_serial_one_and_the_workers_go_on(executor, federation,
 
 
 def test_any_other_exception_says_what_it_was_and_where(executor, start_state):
-    with pytest.raises(ClientFailedError, match=r"^RuntimeError: Error\(s\) in loading state_dict") as caught:
+    with pytest.raises(ClientFailedError, match=r"^round 4, client 2: RuntimeError: Error\(s\) in loading") as caught:
         collect(executor, State(weights={"body.1.weight": torch.zeros(1)}), (2, 5), round=4)
-    assert caught.value.__notes__ == ["round 4, client 2"]
-    assert "load_weights" in str(caught.value.__cause__)
+    assert "load_weights" in caught.value.traceback
 
 
 def test_a_client_never_sees_what_another_keeps(executor, federation, start_state):
@@ -235,7 +234,7 @@ def test_dead_workers_are_replaced_where_failures_are_tolerated_and_end_the_run_
         pids = [worker.pid for worker in executor._crew.workers]
         os.kill(pids[1], signal.SIGKILL)
         wait_for(lambda: has_ended(pids[1]))
-        with pytest.raises(WorkerDiedError, match=rf"worker process {pids[1]} died \(SIGKILL.*--resume") as caught:
+        with pytest.raises(WorkerDiedError, match=rf"worker process {pids[1]} died \(SIGKILL") as caught:
             collect(executor, start_state, tuple(range(6)), round=1)
         assert "\n" not in str(caught.value)
         assert all(has_ended(pid) for pid in pids)
