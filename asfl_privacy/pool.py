@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
+from asfl_privacy.execution.child_processes import child_environment, interrupts_left_to_parent
 from asfl_privacy.reporting import Row
 from asfl_privacy.run import Run
 from asfl_privacy.shared_data import write_data
+from asfl_privacy.signals import sigterm_as_interrupt
 from asfl_privacy.worker import DIED, failed_row, run_cell_here, run_folder, start_worker
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_on_workers(
@@ -106,13 +104,13 @@ def _run_batch(
     """Give rows until the batch is done or a process has died."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    with _one_thread_a_process(), sigterm_as_interrupt():
+    with child_environment(), sigterm_as_interrupt():
         pool = ProcessPoolExecutor(
             min(processes, len(batch)), mp_context=context, initializer=start_worker, initargs=(stop, data_file)
         )
         try:
             futures: dict[Future[Row], int] = {}
-            with _children_ignore_interrupts():
+            with interrupts_left_to_parent():
                 for index in batch:
                     try:
                         future = pool.submit(
@@ -132,52 +130,3 @@ def _run_batch(
             pool.shutdown(wait=True, cancel_futures=True)
             raise
         pool.shutdown(wait=True)
-
-
-@contextmanager
-def _one_thread_a_process() -> Iterator[None]:
-    """Have child processes start with one thread each, whatever the machine offers."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    """Have processes started now ignore Ctrl-C from their first instant on: it is the parent that ends a sweep.
-
-    Blocked, not ignored: children inherit the mask, and a Ctrl-C that comes meanwhile reaches the parent afterwards.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C while runs are out, where signals can be handled (the main thread)."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from asfl_privacy.pool import THREAD_VARIABLES
+from asfl_privacy.execution.child_processes import THREAD_VARIABLES
 from asfl_privacy.shared_folder import SharedFolder, check_folder_from
 
 SAME_EVERYWHERE = ("asfl-privacy", "torch", "numpy", "scipy")

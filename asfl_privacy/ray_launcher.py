@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
-from asfl_privacy.pool import sigterm_as_interrupt
 from asfl_privacy.ray_cluster import (
     check_machine,
     connected,
@@ -34,6 +33,7 @@ from asfl_privacy.run import Run
 from asfl_privacy.run_files import ROW_FILE
 from asfl_privacy.shared_data import data_arrays, data_of
 from asfl_privacy.shared_folder import SharedFolder, has_answer, shared_folder
+from asfl_privacy.signals import sigterm_as_interrupt
 from asfl_privacy.worker import DIED, failed_row, run_cell, run_folder
 
 VISIBLE_AFTER_S = 90.0

@@ -207,7 +207,7 @@ def encode_integers(values: Ints) -> dict[str, object]:
     """
     largest = int(values.max(initial=0))
     width = next(width for width in (1, 2, 4, 8) if largest < 256**width)
-    packed = zlib.compress(values.astype(f"<u{width}").tobytes(), 6)
+    packed = zlib.compress(values.astype(f"<u{width}").tobytes(), 1)
     return {"width": width, "data": base64.b64encode(packed).decode("ascii")}
 
 

@@ -10,20 +10,16 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
 
 import torch
 
+from asfl_privacy.execution.child_processes import child_environment, interrupts_left_to_parent
 from asfl_privacy.execution.client_process import Attach, Failed, Start, work
 from asfl_privacy.execution.executor import ClientFailedError
 from asfl_privacy.execution.shared_region import SharedRegion
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20)}
-"""glibc gives what a step frees back to the system until a process has freed something large: a twentieth of its time."""
 PATIENCE_S = 2.0
 """How long a process may take to end by itself."""
 
@@ -74,7 +70,7 @@ class WorkerHandle:
         self.is_ready = False
         self.in_work: deque[Sent] = deque()
         self._process = context.Process(target=work, args=(theirs, start), daemon=True)
-        with _surroundings(), _interrupts_blocked():
+        with child_environment(), interrupts_left_to_parent():
             self._process.start()
         theirs.close()
 
@@ -158,32 +154,3 @@ def free_cores(workers: int) -> list[int | None]:
         return [None] * workers
     cores = sorted(os.sched_getaffinity(0))
     return list(cores) if len(cores) == workers else [None] * workers
-
-
-@contextmanager
-def _surroundings() -> Iterator[None]:
-    """Have processes started now begin with one thread each, whatever the machine offers, and keep freed memory."""
-    wanted = dict.fromkeys(THREAD_VARIABLES, "1") | {k: v for k, v in HEAP_VARIABLES.items() if k not in os.environ}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Have processes started now leave Ctrl-C to their parent from their first instant on.
-
-    Blocked, not ignored: children inherit the mask, and a Ctrl-C that comes meanwhile reaches this process afterwards.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
