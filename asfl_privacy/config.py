@@ -95,7 +95,7 @@ class SweepConfig(BaseModel):
     )
     tolerate_failures: Literal["no", "yes"] = _one("no", "Go on without clients whose work failed.", "no|yes")
     track: Literal["none", "tensorboard", "mlflow"] = _one(
-        "none", "Where evaluations are written too, while a run is under way.", "none|tensorboard|mlflow"
+        "none", "Also write evaluations to RUN/tensorboard, or MLflow's tracking URI.", "none|tensorboard|mlflow"
     )
     launcher: Literal["local", "ray"] = _one(
         "local", "Where a sweep's cells run: this machine, or a Ray cluster.", "local|ray"

@@ -176,6 +176,7 @@ def execute_run(
             data=data,
             batched=sums_in_another_order(choice.name, federation, method),
             fresh_noise=run.privacy is not None and not run.privacy.reproducible,
+            journal=journal if ledger is not None else None,
             resume=resume,
         ) as unfinished,
         make_executor(
@@ -193,6 +194,8 @@ def execute_run(
             journal=None if journal is None or ledger is None else open_journal(journal, data=data, ledger=ledger),
             run_id=f"{run.cell.label} seed {run.cell.seed} {secrets.token_hex(8)}",
         )
+        for note in unfinished.notes:
+            on_note(note)
         if start.rounds_done:
             on_note(f"resumed after round {start.rounds_done} of {config.rounds}")
         with open_tracker(
@@ -219,6 +222,7 @@ def execute_run(
                 on_evaluation=tell,
                 after_round=unfinished.after_round,
             )
+            unfinished.keep()  # a folder that cannot be written must not cost the last rounds
             outcome = _outcome(config, run, federation=federation, result=result)
             tracker.finish(outcome.row)
             if folder is not None:

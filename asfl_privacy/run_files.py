@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import glob
 import hashlib
 import io
 import json
@@ -36,7 +37,9 @@ def check_writable(folder: Path) -> None:
     Raises:
         ValueError: Naming the folder and what to do.
     """
-    if folder.exists() and (not folder.is_dir() or any(path.name != UNFINISHED for path in folder.iterdir())):
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    is_own = UNFINISHED in names and ROW_FILE not in names  # of a run that was stopped, also while it was written
+    if folder.exists() and (not folder.is_dir() or (names and not is_own)):
         raise ValueError(f"out {folder} is in use; give a new folder")
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
@@ -82,7 +85,10 @@ def write_run_folder(
         OSError: The folder cannot be written; nothing of it is left then.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder if folder.exists() else folder.parent))
+    where, prefix = folder if folder.exists() else folder.parent, f".{folder.name}{UNFINISHED}-"
+    for left in where.glob(f"{glob.escape(prefix)}*"):  # by a process that was ended here
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
     try:
         (scratch / CONFIG_FILE).write_text(config_toml(run_config(config, cell)), encoding="utf-8")
         (scratch / METRICS_FILE).write_text(metrics_csv(result.evaluations), encoding="utf-8")
@@ -98,15 +104,27 @@ def write_run_folder(
         record = {"row": row, "warnings": tuple(warnings), "notes": tuple(notes), "sha256": digests}
         (scratch / ROW_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         scratch.chmod(0o755)
+        for file in (*scratch.iterdir(), scratch):
+            _sync(file)
         if folder.exists():
             for name in (*digests, ROW_FILE):
                 os.replace(scratch / name, folder / name)  # noqa: PTH105 - one atomic step each
             scratch.rmdir()
         else:
             os.replace(scratch, folder)  # noqa: PTH105 - the atomic rename is the point
+        _sync(where)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder's names are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def file_digest(file: Path) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.accounting.journal import Journal
+from asfl_privacy.accounting.storage import read_document, write_document
 from asfl_privacy.cells import Cell
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset, data_digest
@@ -22,8 +23,10 @@ from asfl_privacy.execution.release_log import LOG_FILE, LogPosition, ReleaseLog
 from asfl_privacy.federated import Federation, State
 from asfl_privacy.federated.client_states import DiskClientStates
 from asfl_privacy.folder_lock import FolderInUseError, locked
+from asfl_privacy.reporting import write_atomic
 from asfl_privacy.run_files import CONFIG_FILE, UNFINISHED, config_toml, run_config
 
+START, START_FILE = "asfl-privacy run", "start.json"
 OFTEN, SELDOM = 1, 10
 """Rounds between checkpoints where fresh noise makes every lost round cost ε, and otherwise."""
 
@@ -38,7 +41,13 @@ class UnfinishedRunError(FolderInUseError):
 
 
 class Unfinished(Protocol):
-    """Where a run is kept while it is under way."""
+    """Where a run is kept while it is under way.
+
+    Attributes:
+        notes: What a reader must be told of how it was found.
+    """
+
+    notes: tuple[str, ...]
 
     def begin(self, federation: Federation, *, ledger: Ledger | None, journal: Journal | None, run_id: str) -> Progress:
         """The run before its next round."""
@@ -46,6 +55,10 @@ class Unfinished(Protocol):
 
     def after_round(self, progress: Progress) -> None:
         """Keep the run after a round, where one is due."""
+        ...
+
+    def keep(self) -> None:
+        """Keep the run as it stands after its last round."""
         ...
 
     def finish(self) -> None:
@@ -56,11 +69,16 @@ class Unfinished(Protocol):
 class NotKept:
     """A run that writes nothing before its end."""
 
+    notes: tuple[str, ...] = ()
+
     def begin(self, federation: Federation, *, ledger: Ledger | None, journal: Journal | None, run_id: str) -> Progress:
         """See `Unfinished`."""
         return begin_run(federation, ledger=ledger, journal=journal, run_id=run_id)
 
     def after_round(self, progress: Progress) -> None:
+        """See `Unfinished`."""
+
+    def keep(self) -> None:
         """See `Unfinished`."""
 
     def finish(self) -> None:
@@ -91,6 +109,7 @@ class KeptInFolder:
         self._fresh_noise = fresh_noise
         self._log: ReleaseLog | None = None
         self._latest: Progress | None = None
+        self.notes: tuple[str, ...] = ()
         self._kept = 0
 
     def begin(self, federation: Federation, *, ledger: Ledger | None, journal: Journal | None, run_id: str) -> Progress:
@@ -109,7 +128,7 @@ class KeptInFolder:
             progress = begin_run(federation, ledger=ledger, journal=journal, run_id=run_id, state=state)
             position = LogPosition()
         else:
-            progress, position = found.progress, found.log
+            progress, position, self.notes = found.progress, found.log, found.notes
         account = progress.account
         if account is not None and self._log is not None:
             sent = self._log.replay_after(position, rounds_done=progress.rounds_done)
@@ -159,6 +178,7 @@ def keep_unfinished(
     data: Dataset,
     batched: bool,
     fresh_noise: bool,
+    journal: Path | None,
     resume: bool,
 ) -> Iterator[Unfinished]:
     """Keep a run while it is under way; where it is asked to stop between two rounds, it is kept as it stands.
@@ -170,6 +190,7 @@ def keep_unfinished(
         data: The data set.
         batched: Whether steps are batched, so that sums have other last digits than elsewhere.
         fresh_noise: Whether noise comes from the system's source, so that a round executed again costs ε again.
+        journal: The data set's ledger over all runs, or None.
         resume: Whether to go on from what is kept, where there is anything.
 
     Raises:
@@ -182,22 +203,30 @@ def keep_unfinished(
         yield NotKept()
         return
     place = unfinished_folder(folder)
-    began = place.is_dir() and any(path.name != ".lock" for path in place.iterdir())
+    began = _holds_something(place)
     if began and not resume:
         raise UnfinishedRunError(
             f"{place} holds a run that was begun and not finished; add --resume to go on with it, or delete the folder"
         )
     place.mkdir(parents=True, exist_ok=True)
     digest = data_digest(data)
+    asked = {
+        "config": run_config(config, cell).model_dump(mode="json", exclude=set(WITHOUT_EFFECT)),
+        "records": digest,
+        "sums": "batched" if batched else "one by one",
+        "ledger": None if journal is None else str(journal.resolve()),
+    }
     kept = KeptInFolder(
         place,
-        fingerprint=_fingerprint(config, cell, digest=digest, batched=batched),
+        fingerprint=hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(),
         every=every,
         data_digest=digest,
         fresh_noise=fresh_noise,
     )
     with locked(place, refusal=f"{place} is being written by another process; wait for it, or give another --out"):
-        (place / CONFIG_FILE).write_text(config_toml(run_config(config, cell)), encoding="utf-8")
+        _check_start(place, asked)
+        if not (place / CONFIG_FILE).is_file():
+            write_atomic(place / CONFIG_FILE, config_toml(run_config(config, cell)))
         try:
             yield kept
         except RunStoppedError:
@@ -210,17 +239,59 @@ def keep_unfinished(
 
 
 def unfinished_folder(folder: Path) -> Path:
-    """Where a run is kept before its folder is written: beside it, or inside where it exists already (a mount, say)."""
-    return folder / UNFINISHED if folder.is_dir() else folder.with_name(folder.name + UNFINISHED)
+    """Where a run is kept before its folder is written: beside it, or inside where that exists already (a mount, say).
+
+    Where something is kept in one of both places, it is that one, whatever has become of the folder since.
+
+    Raises:
+        UnfinishedRunError: Something is kept in both.
+    """
+    beside, inside = folder.with_name(folder.name + UNFINISHED), folder / UNFINISHED
+    holding = [place for place in (beside, inside) if _holds_something(place)]
+    if len(holding) > 1:
+        raise UnfinishedRunError(f"{beside} and {inside} both hold an unfinished run; move one of them away")
+    if holding:
+        return holding[0]
+    return inside if folder.is_dir() else beside
 
 
 def is_resumable(folder: Path) -> bool:
     """Whether something is kept of a run that has not finished."""
-    return (unfinished_folder(folder) / CONFIG_FILE).is_file()
+    return _holds_something(unfinished_folder(folder))
 
 
-def _fingerprint(config: SweepConfig, cell: Cell, *, digest: str, batched: bool) -> str:
-    """Names what a run computes: its configuration, the records, and in which order sums run."""
-    words = run_config(config, cell).model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
-    text = json.dumps({"config": words, "data": digest, "batched": batched}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def forget_finished(folder: Path) -> None:
+    """Remove what is still kept of a run whose folder is whole, where its process was ended in between."""
+    with suppress(UnfinishedRunError):
+        shutil.rmtree(unfinished_folder(folder), ignore_errors=True)
+
+
+def _holds_something(place: Path) -> bool:
+    if place.exists() and not place.is_dir():
+        raise UnfinishedRunError(f"{place} is no folder, and a run under way is kept there; move it away")
+    return place.is_dir() and any(path.name != ".lock" for path in place.iterdir())
+
+
+def _check_start(place: Path, asked: Mapping[str, Any]) -> None:
+    """Note what a run was begun with, before anything is sent, or refuse to go on with something else.
+
+    Raises:
+        UnfinishedRunError: Another configuration, other records, another order of sums, or another data set's ledger.
+    """
+    file = place / START_FILE
+    if not file.is_file():
+        write_document(file, name=START, version=1, body={"asked": asked})
+        return
+    try:
+        begun = read_document(file, name=START, version=1)["asked"]
+    except (ValueError, KeyError) as error:
+        raise UnfinishedRunError(
+            f"{file} is damaged ({error}); restore a copy, or start anew in another folder"
+        ) from None
+    for name, value in {**asked["config"], **{key: asked[key] for key in ("records", "sums", "ledger")}}.items():
+        before = begun["config"].get(name) if name in asked["config"] else begun.get(name)
+        if before != value:
+            raise UnfinishedRunError(
+                f"{place} holds a run of another configuration: it was begun with {name} {before}, and {name} {value} is "
+                "asked; resume it as it was begun, or give another --out"
+            )

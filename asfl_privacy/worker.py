@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
+import threading
 import time
 import traceback
+from _thread import LockType
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -18,12 +22,18 @@ from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset
 from asfl_privacy.execution import RunStoppedError
 from asfl_privacy.execution.executor import reason_of
+from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.reporting import Row, complete_row, failed_status, write_atomic
-from asfl_privacy.run import Run, base_row, epsilon_columns, execute_run
+from asfl_privacy.run import Outcome, Run, base_row, epsilon_columns, execute_run
 from asfl_privacy.run_files import LEDGER_FILE, ROW_FILE, STATEMENT_FILE, file_digest
 from asfl_privacy.shared_data import map_data
+from asfl_privacy.unfinished import UnfinishedRunError
 
 DIED = "the worker process died (out of memory, or killed)"
+
+
+PATIENCE_S = 60.0
+"""How long a cell waits for a process that still writes it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class _Worker:
 
     stop: Event
     data: Dataset
+    is_orphan: threading.Event = field(default_factory=threading.Event)
+    busy: LockType = field(default_factory=threading.Lock)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +76,33 @@ def start_worker(stop: Event, data_file: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     _worker = _Worker(stop=stop, data=map_data(data_file))
+    threading.Thread(target=_end_with_parent, args=(_worker,), daemon=True).start()
 
 
 def run_cell_here(config: SweepConfig, run: Run, folder: Path, journal: Path | None) -> Row:
     """`run_cell` with what this worker process holds."""
     assert _worker is not None
-    return run_cell(config, run, data=_worker.data, folder=folder, journal=journal, should_stop=_worker.stop.is_set)
+    worker = _worker
+    with worker.busy:
+        return run_cell(
+            config,
+            run,
+            data=worker.data,
+            folder=folder,
+            journal=journal,
+            should_stop=lambda: worker.stop.is_set() or worker.is_orphan.is_set(),
+        )
+
+
+def _end_with_parent(worker: _Worker) -> None:
+    """End this process once its parent is gone: between two rounds where a run is under way, which is kept."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    parent.join()
+    worker.is_orphan.set()
+    with worker.busy:
+        os._exit(1)  # nobody is left to tell
 
 
 def run_cell(
@@ -103,9 +136,7 @@ def run_cell(
             return kept.row
         if folder.exists():  # left by something that was not a finished run: kept, out of the way
             folder.rename(folder.with_name(f"{folder.name}.set-aside-{time.time_ns()}"))
-        outcome = execute_run(
-            config, run, data=data, folder=folder, journal=journal, resume=True, should_stop=should_stop
-        )
+        outcome = _execute_when_free(config, run, data=data, folder=folder, journal=journal, should_stop=should_stop)
     except RunStoppedError:
         raise
     except ValueError as error:  # a phase refused: its line says what to do
@@ -116,6 +147,28 @@ def run_cell(
         write_atomic(folder.parent / f"{folder.name}.traceback.txt", f"{traceback.format_exc()}{remote}")
         return failed_row(config, run, reason_of(error))
     return outcome.row
+
+
+def _execute_when_free(
+    config: SweepConfig,
+    run: Run,
+    *,
+    data: Dataset,
+    folder: Path,
+    journal: Path | None,
+    should_stop: Callable[[], bool],
+) -> Outcome:
+    """Run or go on with a cell; a worker of a parent that was killed may still be ending its round there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return execute_run(
+                config, run, data=data, folder=folder, journal=journal, resume=True, should_stop=should_stop
+            )
+        except FolderInUseError as error:
+            if isinstance(error, UnfinishedRunError) or time.monotonic() > deadline or should_stop():
+                raise
+        time.sleep(0.2)
 
 
 def failed_row(config: SweepConfig, run: Run, reason: str) -> Row:

@@ -1,5 +1,9 @@
 """Fixtures that several rooms use."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and NumPy load: test processes share the cores
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -61,7 +61,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(digits, tmp_path, stop_before, c
     """Catches state that is not in the checkpoint: what clients keep, the filter, evaluations, bytes."""
     changes = {**changes, "executor": executor}
     run(digits, tmp_path / "calm", **changes)
-    with pytest.raises(RunStoppedError, match=f"before round {stop_before} of 6"):
+    with pytest.raises(RunStoppedError, match=f"after {stop_before} of 6 rounds"):
         run(digits, tmp_path / "cut", stop_before=stop_before, **changes)
     assert not (tmp_path / "cut").exists()
     assert is_resumable(tmp_path / "cut")
@@ -124,6 +124,72 @@ def _counting(deliveries, delivered, deliver):
     return deliver(deliveries)
 
 
+@pytest.mark.parametrize("mech", ["gaussian", "laplace"])
+def test_a_filter_holds_records_back_whose_label_was_sent_twice(digits, tmp_path, monkeypatch, mech):
+    """Killed after a delivery, the round's labels are drawn and charged anew; who cannot pay for both is held back.
+
+    Catches a filter that is asked for the activations alone: the run would be refused at every resume.
+    """
+    changes = {
+        "mech": mech, "epsilon": None, "total_epsilon": "8", "filter": "individual", "labels": "randomized:1",
+        "reproducible": "no", "clients": "2", "cohort": "2", "batch_size": "400", "rounds": "3", "checkpoint_every": "1",
+    }  # fmt: skip
+    deliver, calls = rounds.deliver, iter(range(100))
+
+    def die(deliveries):
+        if next(calls) == 1:
+            raise Killed
+        return deliver(deliveries)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "deliver", die)
+        with pytest.raises(Killed):
+            run(digits, tmp_path / "run", **changes)
+    outcome = run(digits, tmp_path / "run", resume=True, **changes)
+    assert outcome.row["epsilon_total"] <= 8.0
+    calm = run(digits, tmp_path / "calm", **changes)
+    assert outcome.row["held_back"] >= calm.row["held_back"]
+
+
+def test_what_is_kept_beside_a_folder_is_found_when_the_folder_appears(digits, tmp_path):
+    """Catches a run that silently starts anew and forgets what it has sent."""
+    with pytest.raises(RunStoppedError):
+        run(digits, tmp_path / "cut", stop_before=3, reproducible="no")
+    (tmp_path / "cut").mkdir()
+    notes = []
+    run(digits, tmp_path / "cut", resume=True, reproducible="no", on_note=notes.append)
+    assert "resumed after round 3 of 6" in notes
+    (tmp_path / "both" / ".unfinished").mkdir(parents=True)
+    (tmp_path / "both.unfinished").mkdir()
+    for place in (tmp_path / "both" / ".unfinished", tmp_path / "both.unfinished"):
+        (place / "start.json").write_text("{}")
+    with pytest.raises(UnfinishedRunError, match="both hold an unfinished run"):
+        run(digits, tmp_path / "both", resume=True)
+
+
+def test_a_kill_while_the_run_folder_is_filled_costs_nothing(digits, tmp_path, monkeypatch):
+    """An existing folder (a mount) is filled file by file; what was there before the kill is written anew."""
+    from asfl_privacy import run_files
+
+    out, replace, calls = tmp_path / "mount", os.replace, iter(range(100))
+    out.mkdir()
+
+    def die(source, target):
+        if next(calls) == 3:
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_files.os, "replace", die)
+        with pytest.raises(Killed):
+            run(digits, out)
+    assert not (out / "row.json").exists()
+    run_files.check_writable(out)
+    run(digits, out, resume=True)
+    run(digits, tmp_path / "calm")
+    assert content(out) == content(tmp_path / "calm")
+
+
 def test_a_run_that_was_begun_is_not_begun_again_by_mistake(digits, tmp_path):
     with pytest.raises(RunStoppedError):
         run(digits, tmp_path / "cut", stop_before=3)
@@ -135,9 +201,16 @@ def test_a_run_goes_on_only_as_it_began(digits, tmp_path):
     """Another learning rate, or sums in another order, would give the bits of neither run."""
     with pytest.raises(RunStoppedError):
         run(digits, tmp_path / "cut", stop_before=3, executor="serial")
-    for changes in ({"lr": "0.05", "executor": "serial"}, {"executor": "batched"}):
-        with pytest.raises(ValueError, match="another configuration"):
+    before = (unfinished_folder(tmp_path / "cut") / "config.toml").read_bytes()
+    asked = {
+        r"begun with lr 0\.1, and lr 0\.05 is asked": {"lr": "0.05", "executor": "serial"},
+        "begun with sums one by one, and sums batched is asked": {"executor": "batched"},
+        "begun with rounds 6, and rounds 7 is asked": {"rounds": "7", "executor": "serial"},
+    }
+    for words, changes in asked.items():
+        with pytest.raises(UnfinishedRunError, match=words):
             run(digits, tmp_path / "cut", resume=True, **changes)
+    assert (unfinished_folder(tmp_path / "cut") / "config.toml").read_bytes() == before
     run(digits, tmp_path / "cut", resume=True, executor="threads", workers=2)
 
 
@@ -192,7 +265,7 @@ def test_a_signal_leaves_a_resumable_run_and_one_clear_line(tmp_path, number):
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 130
-        assert said.startswith("asfl-privacy: interrupted: stopped before round ")
+        assert said.startswith("asfl-privacy: interrupted: stopped after ")
         assert "go on with the same command and --resume" in said
         assert said.count("\n") == 1
     (kept,) = [path for path in unfinished_folder(tmp_path / "run").iterdir() if path.name.startswith("checkpoint-")]

@@ -16,7 +16,9 @@ Command = Callable[..., Any]
 
 RUN_OPTIONS: dict[str, Any] = {
     "out": Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder to write; default by name.")],
-    "workers": Annotated[int | None, typer.Option("--workers", metavar="N", help="Workers; default: cores.")],
+    "workers": Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Processes or threads; default: cores.")
+    ],
     "resume": Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")],
     "ledger": Annotated[
         Path | None, typer.Option("--ledger", metavar="FILE", help="Data set's ledger over all runs; private.")

@@ -38,6 +38,16 @@ def one_cell(config: SweepConfig, *, command: str) -> tuple[SweepConfig, Cell]:
     return wanted, cells[0]
 
 
+def check_workers(workers: int | None) -> None:
+    """Refuse a number of workers below 1.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers {workers} must be a whole number from 1 on; give for example 2")
+
+
 def for_launcher(config: SweepConfig) -> SweepConfig:
     """The configuration with executor torchrun where torchrun started this process.
 

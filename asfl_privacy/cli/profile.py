@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from asfl_privacy.cli.budget import to_json
-from asfl_privacy.cli.one_cell import one_cell
+from asfl_privacy.cli.one_cell import check_workers, one_cell
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
 from asfl_privacy.execution import WorkerDiedError
 from asfl_privacy.execution.choice import available_cores
+from asfl_privacy.execution.executor import ExecutorRefusedError
+from asfl_privacy.execution.heap import keep_freed_memory
 from asfl_privacy.run import prepare_run
 from asfl_privacy.run_profile import Profile, check_profile, profile_run
 
@@ -37,6 +39,7 @@ def profile(*, config: SweepConfig, measure: int, trace: Path | None, workers: i
     """
     wanted, cell = one_cell(config, command="profile")
     check_profile(wanted, num_rounds=measure)
+    check_workers(workers)
     _check_trace(trace)
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
     run = prepare_run(wanted, cell, data=data)
@@ -44,6 +47,7 @@ def profile(*, config: SweepConfig, measure: int, trace: Path | None, workers: i
     for note in run.notes:
         console.print(note, highlight=False, style="dim")
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         found = profile_run(
             wanted,
@@ -54,6 +58,8 @@ def profile(*, config: SweepConfig, measure: int, trace: Path | None, workers: i
             trace=trace,
             on_note=lambda note: console.print(note, highlight=False, style="dim"),
         )
+    except ExecutorRefusedError:
+        raise
     except Exception as error:  # the run failed, not its input
         print(f"asfl-privacy: run failed: {_failure(error)}", file=sys.stderr)  # noqa: T201
         return 1
@@ -121,5 +127,5 @@ def _clients_line(found: Profile) -> str:
         return f"clients: {seconds:.5f} client seconds, one after the other; phases and other make up the wall time"
     return (
         f"clients: {seconds:.5f} client seconds, summed over clients, in {wall:.5f} s of wall: {seconds / wall:.2f} at a "
-        "time; phases of clients add up to more than the wall time, and other is outside the clients' work"
+        "time; phases of clients may add up to more than the wall time, and other is outside the clients' work"
     )

@@ -22,13 +22,14 @@ from rich.progress import Progress as Bar
 from asfl_privacy.accounting.journal import Journal
 from asfl_privacy.cells import DEFAULT_DELTA
 from asfl_privacy.cli.budget import to_json
-from asfl_privacy.cli.one_cell import for_launcher, one_cell
+from asfl_privacy.cli.one_cell import check_workers, for_launcher, one_cell
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import Dataset, load_dataset
 from asfl_privacy.data_ledger import check_journal
 from asfl_privacy.execution import RunStoppedError, WorkerDiedError
 from asfl_privacy.execution.choice import available_cores
-from asfl_privacy.execution.executor import reason_of
+from asfl_privacy.execution.executor import ExecutorRefusedError, reason_of
+from asfl_privacy.execution.heap import keep_freed_memory
 from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
@@ -37,7 +38,8 @@ from asfl_privacy.run_files import check_writable
 from asfl_privacy.signals import stop_on_signals
 from asfl_privacy.sweep import Progress, check_folder, check_launcher, prepare_sweep, run_sweep
 from asfl_privacy.trackers import check_tracker
-from asfl_privacy.unfinished import is_resumable, unfinished_folder
+from asfl_privacy.unfinished import forget_finished, is_resumable, unfinished_folder
+from asfl_privacy.worker import kept_record
 
 REPRODUCE_ONLY = " (reproduce only, no guarantee)"
 PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
@@ -59,6 +61,7 @@ def sweep(
     started = time.monotonic()
     folder = out if out is not None else _default_folder(config, resume=resume)
     check_folder(config, out=folder, resume=resume)
+    check_workers(workers)
     check_launcher(config)
     check_tracker(config.track)
     if config.executor == "torchrun":
@@ -108,11 +111,13 @@ def train(
 
     asfl-privacy train --method fedavg --mech none
     """
+    check_workers(workers)
     wanted, cell = one_cell(for_launcher(config), command="train")
     check_tracker(wanted.track)
     data = load_dataset(wanted.data, root=Path(wanted.data_root))
     run = prepare_run(wanted, cell, data=data)
     torch.set_num_threads(1)
+    keep_freed_memory()
     if wanted.executor != "torchrun":
         return _train_here(
             wanted, run, data=data, out=out, workers=workers, resume=resume, ledger=ledger, as_json=as_json, device=None
@@ -158,8 +163,15 @@ def _train_here(
         out if out is not None else _run_folder(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}", resume=resume)
     )
     folder = folder.resolve()
-    check_writable(folder)
     console = Console(stderr=as_json, soft_wrap=True)
+    if resume and (finished := kept_record(folder, config=wanted, run=run)) is not None:
+        forget_finished(folder)
+        console.print(f"{folder} holds the finished run; nothing is left to do", highlight=False)
+        print(to_json(finished.row)) if as_json else console.print(_line(finished.row, run.cell.label), highlight=False)  # noqa: T201
+        return 0
+    check_writable(folder)
+    if resume and not is_resumable(folder):
+        console.print(f"nothing is kept of a run in {folder}: it starts anew", highlight=False)
     for note in run.notes:
         console.print(note, highlight=False, style="dim")
     try:
@@ -183,7 +195,7 @@ def _train_here(
         kept = unfinished_folder(folder)
         what = "go on with the same command and --resume" if is_resumable(folder) else "nothing was kept of it"
         raise RunInterruptedError(f"{error}{f', kept in {kept}' if is_resumable(folder) else ''}; {what}") from None
-    except FolderInUseError:
+    except (FolderInUseError, ExecutorRefusedError):
         raise
     except Exception as error:  # the run failed, not its input: one line, and for a bug the traceback beside the folder
         print(f"asfl-privacy: run failed: {_failure(error, folder)}", file=sys.stderr)  # noqa: T201

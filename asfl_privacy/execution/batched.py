@@ -164,7 +164,7 @@ class BatchedExecutor:
         watch = Stopwatch()
         for stages in zip(*work.values(), strict=True):
             first = stages[0]
-            with watch.phase(first.part):
+            with named(round), watch.phase(first.part):
                 weights, num_remote = run_steps_batched(
                     self._networks[first.part],
                     weights,
@@ -216,11 +216,11 @@ def why_not_batched(federation: Federation, method: Method) -> str | None:
         return "updates dp-sgd clips every record's gradient, client by client"
     if privacy is not None and privacy.noisy_training:
         return "PixelDP's training draws noise for each client's head"
-    own = own_records(federation, 0)
-    federation.load(federation.initial_weights, training=False)
+    own, probe = own_records(federation, 0), federation.replica()
+    probe.load(federation.initial_weights, training=False)
     with torch.no_grad():
-        activations = federation.split.head(own.inputs[:2].clone())  # a block may work in place
-    federation.load(federation.initial_weights, training=True)
-    return supports_batching(federation.model, own) or supports_batching(
-        federation.split.tail, Pool(inputs=activations, labels=own.labels[:2], num_own=len(activations))
+        activations = probe.split.head(own.inputs[:2].clone())  # a block may work in place
+    probe.load(federation.initial_weights, training=True)
+    return supports_batching(probe.model, own) or supports_batching(
+        probe.split.tail, Pool(inputs=activations, labels=own.labels[:2], num_own=len(activations))
     )

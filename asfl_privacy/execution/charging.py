@@ -128,6 +128,7 @@ def remaining(
     epsilon_excess: float,
     tail_probability: float,
     once: str | None = None,
+    label_multiplier: float | None = None,
 ) -> Remaining:
     """How many more such releases each record may take; None without a filter.
 
@@ -139,13 +140,23 @@ def remaining(
         tail_probability: Likewise.
         once: The channel in which a record's release is drawn once and kept, so that records charged already may be
             released without limit; None where every release is charged.
+        label_multiplier: 1/ε of the randomised label that goes with a record's first release, or None. A record whose
+            label is not charged yet must be able to pay for both: a run that goes on after a kill draws labels anew.
 
     Returns:
         Shape (records,), or None.
     """
     if account.budget is None:
         return None
-    left = account.budget.remaining(
+    budget, unpaid = account.budget, None
+    if label_multiplier is not None:
+        due = ~account.kept["labels"] if "labels" in account.kept else np.ones(budget.num_records, dtype=np.bool_)
+        can_pay = budget.remaining(mechanism="randomized-response", noise_multiplier=label_multiplier) >= 1
+        unpaid, paying = due & ~can_pay, np.flatnonzero(due & can_pay)
+        if len(paying):
+            budget = copy.deepcopy(budget)
+            budget.charge(paying, mechanism="randomized-response", noise_multiplier=label_multiplier)
+    left = budget.remaining(
         mechanism=mechanism,
         noise_multiplier=noise_multiplier,
         epsilon_excess=epsilon_excess,
@@ -153,7 +164,7 @@ def remaining(
     )
     if once is not None and once in account.kept:
         left = np.where(account.kept[once], LIMITLESS, left)
-    return left
+    return left if unpaid is None else np.where(unpaid, 0, left)
 
 
 def remaining_updates(account: Account, *, federation: Federation) -> Remaining:

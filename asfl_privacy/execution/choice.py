@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 
 from asfl_privacy.execution.batched import BatchedExecutor, why_not_batched
-from asfl_privacy.execution.executor import Executor
+from asfl_privacy.execution.executor import Executor, ExecutorRefusedError
+from asfl_privacy.execution.global_generators import refuse_unseeded_draws
 from asfl_privacy.execution.serial import SerialExecutor
 from asfl_privacy.execution.threads import ThreadsExecutor, why_not_threads
 from asfl_privacy.federated import Federation, Method
@@ -76,8 +77,20 @@ def make_executor(
         compile: Whether the batched step is compiled.
 
     Raises:
-        ValueError: An unknown name, or a network, method or device that the executor cannot run.
+        ExecutorRefusedError: An unknown name, or a network, method or device that the executor cannot run.
     """
+    try:
+        return _made(name, federation, method, workers=workers, tolerate_failures=tolerate_failures, compile=compile)
+    except ValueError as error:
+        raise ExecutorRefusedError(str(error)) from error
+
+
+def _made(
+    name: str, federation: Federation, method: Method, *, workers: int, tolerate_failures: bool, compile: bool
+) -> Executor:
+    if workers < 1:
+        raise ValueError(f"workers {workers} must be a whole number from 1 on; give for example 2")
+    refuse_unseeded_draws(federation)
     workers = min(workers, federation.settings.cohort)
     if name in ("threads", "processes") and federation.device.type != "cpu":
         raise ValueError(

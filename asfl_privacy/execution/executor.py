@@ -45,6 +45,10 @@ class ClientFailedError(RuntimeError):
         self.traceback = traceback
 
 
+class ExecutorRefusedError(ValueError):
+    """An executor that cannot run this network, method or device; nothing has been run."""
+
+
 class WorkerDiedError(RuntimeError):
     """A process that did clients' work has ended; the line says which, how, and what it was doing."""
 

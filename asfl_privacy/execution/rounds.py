@@ -38,6 +38,7 @@ from asfl_privacy.federated import (
 from asfl_privacy.federated.phases import Remaining
 from asfl_privacy.federated.stopwatch import Stopwatch
 from asfl_privacy.mechanisms import ReleasePlan
+from asfl_privacy.mechanisms.label_randomiser import response_multiplier
 
 try:
     import resource
@@ -142,7 +143,7 @@ def run_rounds(
     with Evaluator(federation, threads=evaluation_threads) as evaluator:
         for number in range(start.rounds_done, settings.rounds):
             if should_stop():
-                raise RunStoppedError(f"stopped before round {number} of {settings.rounds}")
+                raise RunStoppedError(f"stopped after {number} of {settings.rounds} rounds")
             progress, plan = _run_round(progress, number, federation, method, executor=executor, watch=watch)
             if (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds:
                 evaluation = _evaluated(progress, evaluator=evaluator, plan=plan, watch=watch)
@@ -272,14 +273,16 @@ def _remaining_releases(account: Account | None, now: _Round, *, federation: Fed
     """How many more releases of this round's kind each record may take."""
     if account is None or now.plan is None:
         return None
-    plan = now.plan
+    plan, privacy = now.plan, federation.privacy
+    labels = None if privacy is None else privacy.label_epsilon
     left = remaining(
         account,
         mechanism=plan.mechanism.family,
         noise_multiplier=plan.noise_multiplier,
         epsilon_excess=plan.epsilon_excess,
         tail_probability=plan.tail_probability,
-        once="activations" if federation.privacy is not None and federation.privacy.noise == "once" else None,
+        once="activations" if privacy is not None and privacy.noise == "once" else None,
+        label_multiplier=None if labels is None else response_multiplier(labels),
     )
     for client in now.cohort:
         hold_back(account, left, records=federation.clients[client].records)
@@ -298,7 +301,7 @@ def _remaining_updates(account: Account | None, now: _Round, *, federation: Fede
 
 def _evaluated(progress: Progress, *, evaluator: Evaluator, plan: ReleasePlan | None, watch: Stopwatch) -> Evaluation:
     with watch.phase("evaluate"):
-        accuracy, loss = evaluator.evaluate(progress.state.weights)
+        accuracy, loss = evaluator.evaluate(progress.state.weights, round=progress.rounds_done)
     return Evaluation(
         round=progress.rounds_done,
         accuracy=accuracy,

@@ -11,8 +11,9 @@ from typing import Self, TypeVar
 
 import torch
 
-from asfl_privacy.execution.client_work import collect_one, named, train_one
+from asfl_privacy.execution.client_work import collect_one, train_one
 from asfl_privacy.execution.executor import Failure
+from asfl_privacy.execution.global_generators import generators_moved
 from asfl_privacy.federated import Collected, Federation, Method, Payload, State, Update
 from asfl_privacy.federated.phases import Remaining
 from asfl_privacy.mechanisms import ReleasePlan
@@ -93,7 +94,7 @@ class ThreadsExecutor:
                 seed_global_draws=False,
             )
 
-        with named(round), _no_global_draws():
+        with _no_global_draws(round):
             return self._each(cohort, work)
 
     def __enter__(self) -> Self:
@@ -133,29 +134,14 @@ def why_not_threads(federation: Federation) -> str | None:
     """Why the clients cannot be trained on threads; None where they can."""
     if federation.privacy is not None and federation.privacy.updates == "dp-sgd":
         return "updates dp-sgd examines the network under seeds of torch's global generator, which threads share"
-    return SHARED_DRAWS if _draws_globally(federation) else None
-
-
-def _draws_globally(federation: Federation) -> bool:
-    """Whether a forward pass in training mode draws from torch's global generator."""
-    federation.load(federation.initial_weights, training=True)
-    before = torch.default_generator.get_state()
-    try:
-        with torch.no_grad():
-            federation.replica().model(federation.data.train_inputs[:2].clone())
-    except ValueError:  # batch statistics of one record, say; training itself will tell
-        pass
-    finally:
-        after = torch.default_generator.get_state()
-        torch.default_generator.set_state(before)
-    return not torch.equal(before, after)
+    return SHARED_DRAWS if "torch" in generators_moved(federation) else None
 
 
 @contextmanager
-def _no_global_draws() -> Iterator[None]:
+def _no_global_draws(round: int) -> Iterator[None]:
     """Refuse what happened inside where it drew from the generator that all threads share."""
     before = torch.default_generator.get_state()
     yield
     if not torch.equal(before, torch.default_generator.get_state()):
         torch.default_generator.set_state(before)
-        raise ValueError(f"executor threads: {SHARED_DRAWS}; use executor processes or serial")
+        raise ValueError(f"round {round}: executor threads: {SHARED_DRAWS}; use executor processes or serial")

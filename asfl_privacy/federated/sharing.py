@@ -107,7 +107,9 @@ def collect_activations(
             released = clean = run_stateless(head, inputs)
     else:
         with watch.phase("noise"):
-            client_state, noised, before = _noised(holder, chosen, plan, client_state, federation=federation, round=round)
+            client_state, noised, before = _noised(
+                holder, chosen, plan, client_state, federation=federation, round=round
+            )
         own_is_clean = federation.privacy is not None and federation.privacy.own == "clean"
         with watch.phase("head"):
             if own_is_clean:  # what ran before the noise has seen the clean records already
@@ -115,6 +117,8 @@ def collect_activations(
             else:
                 released = clean = finish_release(plan, head, noised)
         charges = (_activation_charge(plan, holder, chosen, federation=federation),)
+    # As they are sent: a layout in memory that stays here and is lost on the way would give sums another order.
+    released, clean = released.contiguous(), clean.contiguous()
     if not is_finite(clean):  # what is released was looked at where it was made
         raise ValueError("activations are not finite: training diverged; lower lr")
     with watch.phase("noise"):

@@ -20,10 +20,11 @@ def read_weights(model: nn.Module) -> Weights:
 def load_weights(model: nn.Module, weights: Weights) -> None:
     """Copy weights into a network in place; every entry must be there and fit."""
     entries = model.state_dict(keep_vars=True)
+    own = {id(value) for value in (*model.parameters(), *model.buffers())}
     fits = entries.keys() == weights.keys() and all(
-        isinstance(entry, Tensor) and entry.shape == weights[name].shape for name, entry in entries.items()
+        id(entry) in own and entry.shape == weights[name].shape for name, entry in entries.items()
     )
-    if not fits:  # its messages name what is missing, unexpected or of another shape
+    if not fits:  # loads what is no plain entry; its messages name what is missing, unexpected or of another shape
         model.load_state_dict(weights, strict=True)
         return
     for name, entry in entries.items():
@@ -34,7 +35,7 @@ def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -
     """FedAvg's mean, weighted by the number of records over the clients given, in the order given.
 
     Sums run in float64, so that one client's average is its own weights, bit for bit. Integer buffers (counters) stay
-    integers: their rounded mean.
+    integers: their rounded mean. An entry that no client has changed (a mask, say) stays as it is, finite or not.
 
     Args:
         results: Each client's weights after its local steps.
@@ -55,16 +56,21 @@ def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -
     averaged: Weights = {}
     for group in _by_type(results[0]):
         first = [results[0][name] for name in group]
-        wide = torch.zeros(sum(value.numel() for value in first), dtype=torch.float64, device=first[0].device)
-        for result, count in zip(results, num_records, strict=True):
-            flat = torch.cat([result[name].reshape(-1) for name in group])
+        sizes = [value.numel() for value in first]
+        flats = [torch.cat([result[name].reshape(-1) for name in group]) for result in results]
+        wide = torch.zeros(sum(sizes), dtype=torch.float64, device=first[0].device)
+        for flat, count in zip(flats, num_records, strict=True):
             wide += flat.to(torch.float64) * (count / total)
         is_finite = bool(torch.isfinite(wide).all())
-        for name, value, part in zip(group, first, torch.split(wide, [value.numel() for value in first]), strict=True):
-            if not is_finite and not bool(torch.isfinite(part).all()):
+        for name, value, part in zip(group, first, torch.split(wide, sizes), strict=True):
+            is_count = not value.is_floating_point()
+            if (is_count or not is_finite) and all(torch.equal(result[name], value) for result in results):
+                averaged[name] = value.clone()
+            elif not is_finite and not bool(torch.isfinite(part).all()):
                 raise ValueError(f"weights {name} are not finite after averaging: training diverged; lower lr")
-            part = part.reshape(value.shape)
-            averaged[name] = part.to(value.dtype) if value.is_floating_point() else part.round().to(value.dtype)
+            else:
+                mean = part.reshape(value.shape)
+                averaged[name] = mean.round().to(value.dtype) if is_count else mean.to(value.dtype)
     return {name: averaged[name] for name in results[0]}
 
 

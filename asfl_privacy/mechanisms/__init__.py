@@ -10,7 +10,6 @@ from asfl_privacy.mechanisms.noise_layer import NoiseLayer
 from asfl_privacy.mechanisms.noisy_head import NoisyHead, insert_noise
 from asfl_privacy.mechanisms.placement import split_head, valid_placements
 from asfl_privacy.mechanisms.release import (
-    ReleasePlan,
     add_noise,
     apply_release,
     finish_both,
@@ -18,9 +17,9 @@ from asfl_privacy.mechanisms.release import (
     noise_rows,
     noised_and_clean,
     payload_bytes,
-    plan_release,
     rows_before_noise,
 )
+from asfl_privacy.mechanisms.release_plan import ReleasePlan, plan_release
 from asfl_privacy.mechanisms.release_sensitivity import ReleaseSensitivity, release_sensitivity
 from asfl_privacy.mechanisms.stateless import run_stateless
 

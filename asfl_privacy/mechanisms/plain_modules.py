@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
 _REGISTRIES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
@@ -44,6 +44,10 @@ def _is_plain_layer(module: nn.Module, *, also: Collection[type]) -> bool:
                 return False
         elif callable(value) and name not in _REGISTRIES:
             return False
+    if module._non_persistent_buffers_set:  # statistics that weights do not hold would pile up
+        return False
+    if any(buffer is not None and type(buffer) is not Tensor for buffer in module._buffers.values()):
+        return False
     return all(
         type(parameter) is nn.Parameter
         and parameter._backward_hooks is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -118,7 +119,36 @@ def _checked(model: object, *, name: str, data: Dataset) -> nn.Sequential:
             raise ValueError(
                 f"model {name!r}: parameter {parameter_name} is {parameter.dtype}; parameters must be float32, call .float()"
             )
+    _refuse_odd_entries(model, name=name)
     return model
+
+
+def _refuse_odd_entries(model: nn.Module, *, name: str) -> None:
+    """Refuse entries that copies and averages of the network would not treat as what they are."""
+    entries = [(entry, value) for entry, value in (*model.named_parameters(), *model.named_buffers())]
+    for entry, value in entries:
+        if value.is_complex():
+            raise ValueError(
+                f"model {name!r}: {entry} is {value.dtype}; clients' networks are averaged as real numbers, keep its real and "
+                "imaginary parts as two buffers"
+            )
+    spans = sorted((*_span(value), entry) for entry, value in entries if value.numel())
+    for (_, end, one), (start, _, other) in itertools.pairwise(spans):
+        if start < end:
+            raise ValueError(
+                f"model {name!r}: {one} and {other} share memory but are two tensors, so a copy of the network would lose the "
+                "tie; tie weights by assigning the same nn.Parameter to both"
+            )
+    if any(type(module).get_extra_state is not nn.Module.get_extra_state for module in model.modules()):
+        raise ValueError(
+            f"model {name!r} keeps an extra state, which clients would hand on to each other; keep it in buffers"
+        )
+
+
+def _span(value: torch.Tensor) -> tuple[int, int]:
+    """First and last byte, and one, of a tensor's memory."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
 
 
 def _first_line(error: BaseException) -> str:

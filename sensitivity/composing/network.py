@@ -210,7 +210,7 @@ def transposed(network: Network) -> Network | None:
     )
 
 
-def with_slopes(network: Network, slopes: Slopes) -> Network | None:
+def with_slopes(network: Network, slopes: Slopes) -> Network:
     """The network with other slopes, as they hold over a box of inputs.
 
     Args:

@@ -189,12 +189,17 @@ def steps_of(program: Program, grids: Grids) -> list[IntArray] | None:
 def _stride(A: Matrix, rows: Grid, columns: Grid, axis: int) -> Fraction:
     """Columns that a matrix moves by per row, along an axis."""
     entries = sparse.csr_array(A).tocoo()
-    row = entries.row.astype(np.int64) // math.prod(rows[axis + 2 :]) % rows[axis + 1]
-    column = entries.col.astype(np.int64) // math.prod(columns[axis + 2 :]) % columns[axis + 1]
+    row, column = _places(rows, axis)[entries.row], _places(columns, axis)[entries.col]
     down = _largest_move(row, column, rows[axis + 1])
     return (
         Fraction(down) if down > 1 or rows[axis + 1] < 2 else Fraction(1, _largest_move(column, row, columns[axis + 1]))
     )
+
+
+def _places(grid: Grid, axis: int) -> IntArray:
+    """Place along an axis of every entry of a grid."""
+    places: IntArray = np.arange(math.prod(grid)) // math.prod(grid[axis + 2 :]) % grid[axis + 1]
+    return places
 
 
 def _largest_move(along: IntArray, across: IntArray, size: int) -> int:
@@ -212,11 +217,8 @@ def is_shift_invariant(program: Program, grids: Grids, steps: list[IntArray]) ->
     count = len(program.constraints)
     u_steps, z_steps = steps[1 : count + 2], [steps[0], *steps[count + 2 :]]
     z_grids = (grids.x, *grids.z)
-    for axis in range(len(grids.x) - 1):
-        for k, terms in enumerate(program.reads):
-            for i, A in terms.items():
-                if not _agrees(A, grids.u[k], z_grids[i], axis, int(u_steps[k][axis]), int(z_steps[i][axis])):
-                    return False
+    axes = range(len(grids.x) - 1)
+    for axis in axes:  # constraints first: they are small, and differ where slopes are those of a box
         for k, constraint in enumerate(program.constraints, start=1):
             values = constraint.per_entry().reshape(-1, *grids.z[k - 1])
             moved = int(z_steps[k][axis])
@@ -231,6 +233,11 @@ def is_shift_invariant(program: Program, grids: Grids, steps: list[IntArray]) ->
                 pattern, grids.z[k - 1], grids.u[k - 1], axis, moved, int(u_steps[k - 1][axis])
             ):
                 return False
+    for axis in axes:
+        for k, terms in enumerate(program.reads):
+            for i, A in terms.items():
+                if not _agrees(A, grids.u[k], z_grids[i], axis, int(u_steps[k][axis]), int(z_steps[i][axis])):
+                    return False
     return True
 
 
@@ -238,10 +245,9 @@ def _agrees(A: Matrix, rows: Grid, columns: Grid, axis: int, down: int, right: i
     """Whether A[r, c] = A[r moved, c moved] wherever both places are inside."""
     entries = sparse.csr_array(A).tocoo()
     row_unit, column_unit = math.prod(rows[axis + 2 :]), math.prod(columns[axis + 2 :])
-    row_place = entries.row // row_unit % rows[axis + 1]
-    column_place = entries.col // column_unit % columns[axis + 1]
-    first = (row_place + down < rows[axis + 1]) & (column_place + right < columns[axis + 1])
-    second = (row_place >= down) & (column_place >= right)
+    row_place, column_place = _places(rows, axis), _places(columns, axis)
+    first = (row_place + down < rows[axis + 1])[entries.row] & (column_place + right < columns[axis + 1])[entries.col]
+    second = (row_place >= down)[entries.row] & (column_place >= right)[entries.col]
     return (
         np.array_equal(entries.row[first] + down * row_unit, entries.row[second])
         and np.array_equal(entries.col[first] + right * column_unit, entries.col[second])

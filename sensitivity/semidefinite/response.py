@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from scipy import linalg, sparse
@@ -110,7 +111,9 @@ def norm_up(program: Program, found: Multipliers, *, p: float, q: float) -> floa
     for widening in WIDENINGS:
         response = _response(program, found, q=q, widening=widening, diagonal=False)
         if response is not None:
-            square, scales = largest_singular_value_up(_raised(response)), response.scales
+            is_one, scales = response.R.ndim == 2, response.scales
+            raised, left = (response.R, float(response.error)) if is_one else (_raised(response), 0.0)
+            square = add_up(largest_singular_value_up(raised), left)
             size = float(scales.max()) ** 2 if p == 2.0 else float(np.sum(scales**2))
             around = mul_up(inflate(size, num_operations=scales.size + 4), _output_factor(found, q=q))
             return sqrt_up(mul_up(square, around))
@@ -119,8 +122,7 @@ def norm_up(program: Program, found: Multipliers, *, p: float, q: float) -> floa
 
 def _raised(response: Response) -> Numbers:
     """R + error·I, each error put on its own matrix, so that a large one of a stack costs no other."""
-    side = np.arange(response.R.shape[-1])
-    raised = response.R.copy()
+    side, raised = np.arange(response.R.shape[-1]), response.R.copy()
     # raising the diagonal rounds it, by no more than this takes
     rounding = 4.0 * UNIT_ROUNDOFF * np.abs(raised[..., side, side]).max(axis=-1, initial=0.0)
     raised[..., side, side] += (response.error * (1.0 + 2.0**-40) + rounding)[..., None]
@@ -182,13 +184,11 @@ def _solved(A: Numbers, B: Numbers) -> Numbers | None:
     try:
         if A.ndim == 2:
             factor = linalg.cholesky(A, lower=True, overwrite_a=True, check_finite=False)
-            solved: Numbers = linalg.cho_solve((factor, True), B, check_finite=False)
-        else:
-            np.linalg.cholesky(A)
-            solved = np.linalg.solve(A, B)
+            return cast(Numbers, linalg.cho_solve((factor, True), B, check_finite=False))
+        np.linalg.cholesky(A)
+        return cast(Numbers, np.linalg.solve(A, B))
     except np.linalg.LinAlgError:
         return None
-    return solved
 
 
 def _column_lengths(A: Numbers) -> FloatArray:

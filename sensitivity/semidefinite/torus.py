@@ -122,6 +122,8 @@ def torus_up(program: Program, grids: Grids, *, spend: Spend) -> float | None:
 
     Guarantee: at or above the largest ‖y‖₂; see the module's text.
     """
+    if not all(isinstance(constraint, Slopes | WholeNorm) for constraint in program.constraints):
+        return None
     steps = steps_of(program, grids)
     if steps is None or any(
         np.count_nonzero(values_of(A)) > MAX_CHECKED for terms in program.reads for A in terms.values()
@@ -131,8 +133,6 @@ def torus_up(program: Program, grids: Grids, *, spend: Spend) -> float | None:
         return None
     count = len(program.constraints)
     if not all(values_of(A).size for terms in program.reads for A in terms.values()):
-        return None
-    if not all(isinstance(constraint, Slopes | WholeNorm) for constraint in program.constraints):
         return None
     u_steps, z_steps = steps[1 : count + 2], [steps[0], *steps[count + 2 :]]
     z_grids = (grids.x, *grids.z)
@@ -190,21 +190,34 @@ def _channels(entries: IntArray, grid: Grid, step: IntArray) -> tuple[IntArray, 
 def _taps(A: Matrix, rows: Grid, row_step: IntArray, columns: Grid, column_step: IntArray) -> Taps:
     """The taps of a matrix that agrees with itself shifted: any entry of each kind stands for all."""
     entries = sparse.csr_array(A).tocoo()
-    channel_of_row, cell_of_row = _channels(np.arange(A.shape[0]), rows, row_step)
-    channel_of_column, cell_of_column = _channels(np.arange(A.shape[1]), columns, column_step)
-    out, into = channel_of_row[entries.row], channel_of_column[entries.col]
-    far = cell_of_row[entries.row] - cell_of_column[entries.col]
-    least = far.min(axis=0)
-    span = far.max(axis=0) - least + 1
-    number = np.ravel_multi_index(tuple((far - least).T), tuple(span))
+    out, row_cell = _channels(np.arange(A.shape[0]), rows, row_step)
+    into, column_cell = _channels(np.arange(A.shape[1]), columns, column_step)
+    least = row_cell.min(axis=0) - column_cell.max(axis=0)
+    span = row_cell.max(axis=0) - column_cell.min(axis=0) - least + 1
     shape = (_num_channels(rows, row_step), _num_channels(columns, column_step))
-    _, first = np.unique((number * shape[0] + out) * shape[1] + into, return_index=True)
+    # The kind of an entry, in mixed radix: how far its row's cell is from its column's, then both channels.
+    units = shape[0] * shape[1] * np.cumprod([1, *span[:0:-1]])[::-1]
+    of_row, of_column = row_cell @ units + out * shape[1], (column_cell + least) @ units - into
+    kinds, first = _first_of_each(of_row[entries.row] - of_column[entries.col], int(shape[0] * shape[1] * span.prod()))
+    number, channels = np.divmod(kinds, shape[0] * shape[1])
     kernels, offsets = [], []
-    for tap in np.unique(number[first]):
-        chosen = first[number[first] == tap]
-        kernels.append(sparse.csr_array((entries.data[chosen], (out[chosen], into[chosen])), shape=shape))
+    for tap in np.unique(number):
+        chosen = number == tap
+        values, pair = entries.data[first[chosen]], channels[chosen]
+        kernels.append(sparse.csr_array((values, np.divmod(pair, shape[1])), shape=shape))
         offsets.append(np.array(np.unravel_index(tap, tuple(span))) + least)
     return Taps(offsets=np.array(offsets), kernels=kernels)
+
+
+def _first_of_each(numbers: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """The different ones of numbers below `size`, sorted, and where each occurs; by marking, or by sorting a few."""
+    if size > 8 * numbers.size:
+        different, first = np.unique(numbers, return_index=True)
+        return different, first
+    place = np.full(size, -1)
+    place[numbers] = np.arange(numbers.size)
+    different = np.flatnonzero(place >= 0)
+    return different, place[different]
 
 
 def _everywhere(constraint: Constraint, grid: Grid, step: IntArray, size: int) -> Constraint:

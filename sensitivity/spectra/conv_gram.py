@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations, product
 
 import numpy as np
@@ -49,7 +50,7 @@ class _Side:
     summed: tuple[int, ...]
     axes: tuple[int, ...]
 
-    @property
+    @cached_property
     def strides(self) -> list[int]:
         """Flat distance of neighbours along each axis on the kept side."""
         strides = [0] * len(self.kept)
@@ -59,11 +60,11 @@ class _Side:
             step *= self.kept[axis]
         return strides
 
-    @property
+    @cached_property
     def side(self) -> int:
         return int(math.prod(self.kept) * self.kernels.shape[1])
 
-    @property
+    @cached_property
     def band(self) -> int:
         """Bandwidth of the Gram matrix; no pair of taps reaches further."""
         reach = [_reach(reads) for reads in self.reads]
@@ -71,7 +72,7 @@ class _Side:
         far = sum(step * distance for step, distance in zip(self.strides, reach, strict=True))
         return int(min(far * channels + channels - 1, self.side - 1))
 
-    @property
+    @cached_property
     def flops(self) -> float:
         """Work of building the Gram matrix, of a guess and of one factorisation, estimated."""
         _, kept, summed = self.kernels.shape
@@ -150,11 +151,12 @@ def conv_singular_value_up(
     by_summed = inflate(float(magnitudes.sum(axis=(0, 1)).max()), num_operations=num_taps * kept)
     num_terms = num_taps * summed + 2
     product_of_sums = mul_up(by_kept, by_summed)
+    negated, product_with = _gram_of(side)
     found = banded_eigenvalue_up(
-        lambda: _negated_band(side),
+        negated,
         band=side.band,
         side=side.side,
-        product=_gram_product(side),
+        product=product_with,
         product_flops=side.product_flops,
         largest_diagonal=mul_up(1.001, product_of_sums),
         error=add_up(mul_up(gamma(num_terms), product_of_sums), UNDERFLOW),
@@ -211,8 +213,7 @@ def _negated_band(side: _Side) -> FloatArray:
         for pair in product(*(axis[distance] for axis, distance in zip(by_distance, distances, strict=True))):
             first = np.ravel_multi_index([a for a, _, _ in pair], num_taps)
             second = np.ravel_multi_index([b for _, b, _ in pair], num_taps)
-            where = np.ix_(*(q for _, _, q in pair))
-            block[where] += side.kernels[second] @ side.kernels[first].T
+            block[tuple(q for _, _, q in pair)] += side.kernels[second] @ side.kernels[first].T
         flat = _flat_positions(side.kept, strides)
         # The rows q + distance exist wherever a pair was found; elsewhere the block is 0 and must not be stored.
         exists = [np.arange(size) + d for size, d in zip(side.kept, distances, strict=True)]
@@ -224,16 +225,25 @@ def _negated_band(side: _Side) -> FloatArray:
     return band
 
 
-def _pairs_by_distance(reads: Reads) -> dict[int, list[tuple[int, int, IntArray]]]:
+def _pairs_by_distance(reads: Reads) -> dict[int, list[tuple[int, int, slice]]]:
     """Pairs of taps (a, b) by q_b − q_a, with the positions q_a from which both reach one summed position."""
-    found: dict[int, list[tuple[int, int, IntArray]]] = {}
+    found: dict[int, list[tuple[int, int, slice]]] = {}
     for a, (q_a, r_a) in enumerate(reads):
         for b, (q_b, r_b) in enumerate(reads):
             _, at_a, at_b = np.intersect1d(r_a, r_b, assume_unique=True, return_indices=True)
             if at_a.size:
                 distance = int(q_b[at_b[0]] - q_a[at_a[0]])
-                found.setdefault(distance, []).append((a, b, q_a[at_a]))
+                found.setdefault(distance, []).append((a, b, _as_slice(q_a[at_a])))
     return found
+
+
+def _as_slice(positions: IntArray) -> slice:
+    """Evenly spaced positions, as those of one tap are, and so those that two taps share."""
+    step = int(positions[1] - positions[0]) if positions.size > 1 else 1
+    evenly = slice(int(positions[0]), int(positions[-1]) + 1, step)
+    if not np.array_equal(np.arange(evenly.start, evenly.stop, step), positions):
+        raise ValueError(f"positions {positions} are not evenly spaced: those of a convolution are; pass reads of one")
+    return evenly
 
 
 def _flat_positions(sizes: tuple[int, ...], strides: list[int]) -> IntArray:
@@ -245,11 +255,15 @@ def _flat_positions(sizes: tuple[int, ...], strides: list[int]) -> IntArray:
     return flat
 
 
-def _gram_product(side: _Side) -> Callable[[FloatArray], FloatArray]:
-    """The map v ↦ G·v, by its band or tap by tap, for the guess."""
+def _gram_of(side: _Side) -> tuple[Callable[[], FloatArray], Callable[[FloatArray], FloatArray]]:
+    """What makes −G afresh, and the map v ↦ G·v, by its band or tap by tap, for the guess."""
     if side.band_flops <= side.tap_flops:
-        negated = _negated_band(side)
-        return lambda v: dsbmv(side.band, -1.0, negated, v, lower=1)
+        made = _negated_band(side)
+        return lambda: made.copy(order="F"), lambda v: dsbmv(side.band, -1.0, made, v, lower=1)
+    return lambda: _negated_band(side), _product_by_taps(side)
+
+
+def _product_by_taps(side: _Side) -> Callable[[FloatArray], FloatArray]:
     taps = []
     kept_flat = _flat_positions(side.kept, side.strides)
     summed_flat = np.arange(math.prod(side.summed)).reshape(side.summed)

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
+from executor_contract import assert_same_run
 from federations import gaussian, make_federation, make_tiny
 from stateful_method import Momentum
 
@@ -39,34 +39,6 @@ def a_run(digits, method, setting, executor, *, workers=2, make=make_federation,
     method = EVERY_METHOD[method]
     with make_executor(executor, federation, method, workers=workers) as running:
         return run_rounds(federation, method, executor=running, start=begin_run(federation, ledger=ledger))
-
-
-def assert_same_run(first, second):
-    """Weights, what clients and server keep, evaluations, ledger, bytes and counts: to the bit."""
-    assert_same_tensors(first.state.weights, second.state.weights)
-    assert_same_tensors(first.state.server, second.state.server)
-    assert list(first.state.clients) == list(second.state.clients)
-    for client in first.state.clients:
-        assert_same_tensors(first.state.clients[client], second.state.clients[client])
-    assert [measured_apart(e) for e in first.evaluations] == [measured_apart(e) for e in second.evaluations]
-    assert (first.ledger is None) == (second.ledger is None)
-    assert first.ledger == second.ledger
-    for name in ("rounds_done", "largest_plan", "traffic", "drawn", "drawn_remote", "held_back", "failures"):
-        assert getattr(first, name) == getattr(second, name), name
-    if first.account is not None:
-        assert np.array_equal(first.account.held_back, second.account.held_back)
-
-
-def assert_same_tensors(first, second):
-    assert list(first) == list(second)
-    for name, value in first.items():
-        assert value.dtype == second[name].dtype, name
-        assert torch.equal(value, second[name]), name
-
-
-def measured_apart(evaluation):
-    """The evaluation without what is measured: times and memory."""
-    return dataclasses.replace(evaluation, seconds={}, peak_memory=0)
 
 
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "dp-sgd"])
@@ -246,7 +218,7 @@ def test_a_run_cut_in_two_is_the_whole_run(digits, method, executor):
     latest = [begin_run(federation, ledger=ledger)]
     asked = iter([False, True])
     with (
-        pytest.raises(RunStoppedError, match="before round 1 of 3"),
+        pytest.raises(RunStoppedError, match="after 1 of 3 rounds"),
         make_executor(executor, federation, METHODS[method], workers=2) as running,
     ):
         run_rounds(

@@ -176,7 +176,7 @@ def test_a_refusal_names_round_and_client(digits):
 
 def test_a_run_stops_between_rounds_when_asked(digits):
     answers = iter([False, False, True])
-    with pytest.raises(RunStoppedError, match="before round 2 of 3"):
+    with pytest.raises(RunStoppedError, match="after 2 of 3 rounds"):
         run(make_federation(digits), should_stop=lambda: next(answers))
 
 

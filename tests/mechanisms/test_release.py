@@ -12,7 +12,16 @@ import torch
 from torch import nn
 
 from asfl_privacy.accounting import Ledger, calibrate, gaussian_epsilon
-from asfl_privacy.mechanisms import add_noise, apply_release, clip_rows, finish_release, payload_bytes, plan_release
+from asfl_privacy.mechanisms import (
+    add_noise,
+    apply_release,
+    clip_rows,
+    finish_both,
+    finish_release,
+    noised_and_clean,
+    payload_bytes,
+    plan_release,
+)
 from asfl_privacy.mechanisms.lattice import (
     LatticeNoise,
     SeededSource,
@@ -411,6 +420,57 @@ def test_a_rest_that_remembers_an_earlier_batch_is_refused(in_buffer, placement)
     with pytest.raises(ValueError, match="head block memory changed itself while running") as caught:
         finish_release(plan, head, noised)
     assert "\n" not in str(caught.value)
+
+
+class Passer(nn.Module):
+    """Adds to every second batch the one before it, and forgets it then: nothing is left to see after two batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = x.mean()
+            return x * 1.0
+        x, self.kept = x + self.kept, None
+        return x
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_clean_rows_beside_a_release_are_the_heads_own_and_the_release_stays_as_it_is(placement):
+    """Catches: clean rows after clip or truncation, and a release that is finished from them."""
+    head, x = make_head(), inputs()
+    plan = make_plan(head, placement=placement, clip=0.1)
+    noised, before = noised_and_clean(plan, head, x, source=seeded())
+    assert torch.equal(noised, add_noise(plan, head, x, source=seeded()))
+    released, clean = finish_both(plan, head, noised, before)
+    assert torch.equal(released, finish_release(plan, head, noised))
+    assert torch.equal(clean, head(x).detach())
+
+
+def test_what_is_released_runs_before_the_clean_rows():
+    """Catches: the clean batch first, or both in one batch: a block that passes one on to the other would leak it."""
+    head = make_head()
+    plan = make_plan(head, placement="input")
+    noised, before = noised_and_clean(plan, head, inputs(), source=seeded())
+    alone = finish_release(plan, head, noised)
+    head.add_module("passer", Passer().eval())
+    released, clean = finish_both(plan, head, noised, before)
+    assert torch.equal(released, alone)
+    assert not torch.equal(
+        clean, make_head()(inputs()).detach()
+    )  # that the noised rows reached the clean ones hurts nobody
+
+
+def test_a_block_that_keeps_clean_rows_is_refused():
+    """Catches: holdings compared after the noised batch alone."""
+    head = make_head()
+    plan = make_plan(head, placement="input")
+    noised, before = noised_and_clean(plan, head, inputs(), source=seeded())
+    head.add_module("memory", Rememberer(in_buffer=False).eval())
+    with pytest.raises(ValueError, match="head block memory changed itself while running"):
+        finish_both(plan, head, noised, before)
 
 
 def test_a_block_before_the_noise_that_changes_itself_is_refused():

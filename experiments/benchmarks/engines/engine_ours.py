@@ -13,6 +13,7 @@ from workload import Clock, Task, finish, load_records, load_task
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.execution import Progress, RunStoppedError, begin_run, run_rounds
 from asfl_privacy.execution.choice import make_executor
+from asfl_privacy.execution.heap import keep_freed_memory
 from asfl_privacy.federated.methods import METHODS
 
 
@@ -61,4 +62,5 @@ def counted_steps(task: Task, *, drawn: int, sizes: list[int]) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the command line does
     main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -13,7 +13,7 @@ from scipy import special
 from asfl_privacy.mechanisms.lattice import rounded_gaussian
 from asfl_privacy.mechanisms.lattice.alias import build_alias_table
 from asfl_privacy.mechanisms.lattice.blocks import BEYOND
-from asfl_privacy.mechanisms.lattice.rounded_gaussian import RoundedGaussian, _block_masses
+from asfl_privacy.mechanisms.lattice.rounded_gaussian import RoundedGaussian, _block_masses, _mass_beyond
 from asfl_privacy.mechanisms.lattice.source import SeededSource
 
 SCALES = [4.0, 5.5, 33.01, 64.0, 64.5, 1000.25, 2.0**30, 2.0**40]
@@ -60,6 +60,24 @@ def test_what_cannot_be_drawn_is_less_likely_than_stated(s):
         outside = mpmath.erfc((reach + mpmath.mpf(0.5)) / s / mpmath.sqrt(2))
     assert outside <= sampler.tail_probability_per_draw <= 2.0**-1000
     assert sampler.tail_probability_per_draw > 2.0**-1022  # a normal float: sums of it round up
+
+
+@pytest.mark.parametrize("s", [4.0, 33.01, 64.5, 2.0**40])
+def test_the_tail_is_made_when_it_is_drawn_from_and_its_mass_is_the_sum_of_its_blocks(s):
+    """Catches a tail of one side, or one that starts a block early or late: the table's share is found another way."""
+    sampler = rounded_gaussian.__wrapped__(s)
+    assert "tail" not in vars(sampler)
+    H, m = sampler.num_blocks, sampler.position_bits
+    every = _block_masses(sampler.scale, position_bits=m, num_blocks=sampler.all_blocks)
+    late = _block_masses(sampler.scale, position_bits=m, num_blocks=sampler.all_blocks, first_block=H)
+    with mpmath.workprec(400):
+        beyond = _mass_beyond(sampler.scale, cells=H << m)
+        assert abs(beyond / (2 * mpmath.fsum(every[1 + H :])) - 1) < 2.0**-128
+        assert all(abs(a / b - 1) < 2.0**-128 for a, b in zip(late[1:], every[1 + H :], strict=True))
+    weights = np.diff([0, *sampler.tail])
+    assert len(weights) == sampler.all_blocks - H
+    assert min(weights) > 2**304
+    assert sampler.tail[-1] == 2 ** (64 * 20)
 
 
 def test_both_signs_are_equally_likely_to_the_last_units():

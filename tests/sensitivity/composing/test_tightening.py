@@ -10,12 +10,13 @@ from torch import nn
 
 from sensitivity import certify
 from sensitivity.capturing.capture import record
+from sensitivity.composing import tightening
 from sensitivity.composing.boxes import boxes_of
 from sensitivity.composing.columns import Columns
 from sensitivity.composing.linear_map import Work
 from sensitivity.composing.linearised import linearise, strays
 from sensitivity.composing.loop_transform import loop_transformed
-from sensitivity.composing.network import Network, build_network, transposed
+from sensitivity.composing.network import Network, build_network, transposed, with_slopes
 from sensitivity.composing.norm_dp import HeadBound, compose
 from sensitivity.operators.operator import Effort
 
@@ -263,3 +264,31 @@ def test_stray_maps_are_followed_through_every_knot() -> None:
     first, last = network.knots[0].reads[0].matrix.toarray(), network.output[2].matrix.toarray()
     # Attained by a rank-one error of norm 1e-3, slopes 1 and half the identity in softmax's place.
     assert farther[3] >= 0.5 * 1e-3 * np.linalg.norm(last, 2) * np.linalg.norm(first, 2)
+
+
+@pytest.mark.parametrize(("box", "is_same"), [((-1.0, 1.0), True), ((0.0, 1.0), False)])
+def test_a_box_that_changes_no_slope_costs_no_second_run_and_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch, box: tuple[float, float], is_same: bool
+) -> None:
+    """Catches: a second run left out where a slope differs; the first taken for another one."""
+    torch.manual_seed(3)
+    head = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    head[0].weight.data.abs_()
+    head[0].bias.data.fill_(0.01)  # the first ReLU is open over inputs from 0 on, and not over others
+    runs: list[Network] = []
+    honest = tightening._of_network
+
+    def counted(network: Network, *args: object, **named: object) -> list[tuple[str, float]]:
+        runs.append(network)
+        return honest(network, *args, **named)
+
+    monkeypatch.setattr(tightening, "_of_network", counted)
+    boxed = certify(head, p=2, q=2, input_shape=(4,), input_box=box)
+    assert len(runs) == (1 if is_same else 2)
+    everywhere = certify(head, p=2, q=2, input_shape=(4,))
+    assert boxed.value == everywhere.value if is_same else boxed.value < everywhere.value
+    equal = replace(runs[0], knots=tuple(replace(knot, low=knot.low.copy()) for knot in runs[0].knots))
+    assert with_slopes(runs[0], {knot.index: (knot.low, knot.high) for knot in equal.knots}) is runs[0]
+    composed = compose(record(head, input_shape=(4,), dtype=torch.float32), p=2, q=2, effort=EFFORT, same_norm=False)
+    found = [honest(network, composed, p=2.0, q=2.0, work=Work(flops=1e8)) for network in (runs[0], equal)]
+    assert found[0] == found[1]  # what the second run of an equal network would have given

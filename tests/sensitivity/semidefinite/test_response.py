@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -167,6 +168,33 @@ def relu_chain(seed: int, *, num_in: int) -> Program:
         reads=(*({i: random.normal(size=(sizes[i + 1], sizes[i]))} for i in range(2)), dict(enumerate(last))),
         constraints=tuple(slopes),
     )
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_a_stack_of_programs_has_the_largest_of_their_bounds(is_complex: bool) -> None:
+    """Catches: blocks of one program in another's place, an error or a shift taken from another, a largest that is not."""
+    made = relu_chain(0, num_in=3)
+    random = np.random.default_rng(5)
+
+    def wide(A: np.ndarray) -> np.ndarray:
+        scales = np.exp(random.normal(size=(7, 1, 1)) / 8.0)
+        return A * (scales * np.exp(1j * random.uniform(0, 6, size=(7, *A.shape))) if is_complex else scales)
+
+    stacked = replace(made, reads=tuple({i: wide(A) for i, A in terms.items()} for terms in made.reads))
+    found = multipliers(made, p=2.0, q=2.0, steps=60)
+    found = replace(found, knots=tuple(2.0 * m for m in found.knots))  # so that the first widening does for each
+    singles = [
+        norm_up(
+            replace(made, reads=tuple({i: A[n] for i, A in terms.items()} for terms in stacked.reads)),
+            found,
+            p=2.0,
+            q=2.0,
+        )
+        for n in range(7)
+    ]
+    together = norm_up(stacked, found, p=2.0, q=2.0)
+    assert together == pytest.approx(max(singles), rel=1e-12)
+    assert max(singles) > 1.01 * min(singles)
 
 
 @pytest.mark.parametrize(("p", "q"), SIX)

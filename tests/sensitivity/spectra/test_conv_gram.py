@@ -103,8 +103,13 @@ def test_too_little_work_gives_nothing_and_a_wrong_guess_no_lower_bound(monkeypa
     named = {"reads": reads_of(W, geometry), "size_in": geometry.size_in, "size_out": geometry.size_out}
     truth = dense_norm(conv_matrix(W, geometry=geometry).toarray(), 2, 2)
     assert conv_singular_value_up(W, flops=1e3, **named) is None
-    honest = conv_gram._gram_product
-    monkeypatch.setattr(conv_gram, "_gram_product", lambda side: lambda v: 0.999 * honest(side)(v))
+    honest = conv_gram._gram_of
+
+    def misleading(side):
+        negated, product = honest(side)
+        return negated, lambda v: 0.999 * product(v)
+
+    monkeypatch.setattr(conv_gram, "_gram_of", misleading)
     found = conv_singular_value_up(W, flops=ENOUGH, **named)
     assert found is None or found[0] >= truth
 
