@@ -12,7 +12,7 @@ from asfl_privacy.execution.serial import SerialExecutor
 from asfl_privacy.execution.threads import ThreadsExecutor, why_not_threads
 from asfl_privacy.federated import Federation, Method
 
-SMALL = 50_000
+SMALL = 200_000
 """Parameters up to which stacked networks are faster than one client after the other on a core."""
 
 
