@@ -29,6 +29,8 @@ from asfl_privacy.run_files import run_config, write_run_folder
 from asfl_privacy.trackers import open_tracker
 from asfl_privacy.unfinished import keep_unfinished
 
+BATCHED = "local steps were batched over clients: sums run in another order than one client after the other"
+
 UNPROTECTED = (
     "Runs without noise protect nothing: what clients share (clean activations, labels, updates) leaves them as it is."
 )
@@ -164,6 +166,7 @@ def execute_run(
     federation, method = federation_of(config, run, data=data, device=device), METHODS[run.cell.method]
     choice = choose_executor(config.executor, federation, method, workers=workers)
     on_note(f"executor {choice.name}: {choice.reason}")
+    batched = sums_in_another_order(choice.name, federation, method)
     ledger = None
     if run.privacy is not None:
         ledger = Ledger(p=run.privacy.p, radius=run.privacy.radius)
@@ -174,7 +177,7 @@ def execute_run(
             run.cell,
             folder=folder,
             data=data,
-            batched=sums_in_another_order(choice.name, federation, method),
+            batched=batched,
             fresh_noise=run.privacy is not None and not run.privacy.reproducible,
             journal=journal if ledger is not None else None,
             resume=resume,
@@ -235,7 +238,7 @@ def execute_run(
                     statement=outcome.statement,
                     statement_json=outcome.statement_json,
                     warnings=outcome.warnings,
-                    notes=run.notes,
+                    notes=(*run.notes, *((BATCHED,) if batched else ())),
                 )
         unfinished.finish()
     return outcome

@@ -1,5 +1,6 @@
 """Sweeps on real worker processes: the same rows however they were run, and nothing lost."""
 
+import contextlib
 import csv
 import json
 import multiprocessing
@@ -141,7 +142,9 @@ def test_a_kept_run_is_checked_against_its_ledger_and_its_files(finished, tmp_pa
         swap,
         lambda cell: (cell / "ledger.json").unlink(),
         lambda cell: (cell / "statement.md").write_text("# Privacy statement\n\nAll is well."),
-        lambda cell: (cell / "checkpoint.safetensors").write_bytes((cell / "checkpoint.safetensors").read_bytes()[:100]),
+        lambda cell: (cell / "checkpoint.safetensors").write_bytes(
+            (cell / "checkpoint.safetensors").read_bytes()[:100]
+        ),
     ]
     for number, spoil in enumerate(spoilers):
         copy = tmp_path / str(number)
@@ -293,3 +296,37 @@ def test_an_interrupt_between_two_rows_says_what_is_kept_too(tmp_path):
     with pytest.raises(SweepStoppedError, match=r"^[1-7] of 8 runs are done and kept in"):
         run_sweep(config, runs, data=data, out=out, workers=1, resume=False, run_info=RUN_INFO, on_progress=interrupt)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
+def test_workers_end_with_a_killed_parent_and_keep_their_runs(tmp_path):
+    """Catches workers that live on: they would hold the runs that the resumed sweep wants to go on with."""
+    out = tmp_path / "out"
+    flags = [f"--{name.replace('_', '-')}={','.join(v) if isinstance(v, list) else v}" for name, v in TINY.items()]
+    command = [sys.executable, "-m", "asfl_privacy", "sweep", *flags, "--rounds=100000", "--workers=2", f"--out={out}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
+        wait_until(lambda: len(list(out.glob("cells/*.unfinished/start.json"))) == 2)
+        workers = children_of(parent.pid)
+        time.sleep(1.0)
+        parent.kill()
+    assert workers
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    assert len(list(out.glob("cells/*.unfinished/checkpoint-*/checkpoint.json"))) == 2
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children_of(parent):
+    """The worker processes of a process, without the standard library's resource tracker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_child = int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+            if is_child and "resource_tracker" not in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import shlex
 import subprocess
@@ -124,6 +125,8 @@ def train(
         )
     from asfl_privacy.execution.distributed import init_ranks  # loads torch.distributed
 
+    if os.environ["RANK"] == "0" and out is not None and not resume:  # before the others wait for this one
+        check_writable(out.resolve())
     try:
         with init_ranks(resolve_device(wanted.device)) as ranks:
             if ranks.rank:
