@@ -14,7 +14,7 @@ import pytest
 
 from asfl_privacy import ray_cluster, ray_launcher
 from asfl_privacy.accounting import Journal
-from asfl_privacy.cli.main import run_command
+from asfl_privacy.cli.commands import run_command
 from asfl_privacy.config import load_config
 from asfl_privacy.federated import build_federation
 from asfl_privacy.ray_cluster import check_machine, connected, worker_options

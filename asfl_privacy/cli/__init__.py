@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: Always, with the exit code.
     """
     try:
-        from asfl_privacy.cli.main import run_command
+        from asfl_privacy.cli.commands import run_command
     except KeyboardInterrupt:  # while the libraries load
         print("asfl-privacy: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
