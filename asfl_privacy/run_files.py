@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tomli_w
 
+from asfl_privacy.accounting.storage import sync_path
 from asfl_privacy.cells import Cell
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.execution import FailureNote, Progress
@@ -105,26 +106,17 @@ def write_run_folder(
         (scratch / ROW_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         scratch.chmod(0o755)
         for file in (*scratch.iterdir(), scratch):
-            _sync(file)
+            sync_path(file)
         if folder.exists():
             for name in (*digests, ROW_FILE):
                 os.replace(scratch / name, folder / name)  # noqa: PTH105 - one atomic step each
             scratch.rmdir()
         else:
             os.replace(scratch, folder)  # noqa: PTH105 - the atomic rename is the point
-        _sync(where)
+        sync_path(where)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or a folder's names are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_digest(file: Path) -> str:

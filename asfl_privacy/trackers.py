@@ -110,7 +110,7 @@ def check_tracker(kind: str) -> None:
     if kind == "mlflow":
         try:
             _mlflow_client().search_experiments(max_results=1)
-        except Exception as error:
+        except Exception as error:  # a database, a server, a scheme: each fails in its own way; the line says how
             raise ValueError(
                 f"track mlflow cannot write to its place ({_reason(error)}); set MLFLOW_TRACKING_URI to a server that "
                 "answers or to sqlite:///FILE, or use track none"
@@ -248,7 +248,7 @@ def _experiment(client: Any, name: str) -> str:  # noqa: ANN401 - see above
     if found is None:
         try:
             return str(client.create_experiment(name))
-        except Exception:
+        except Exception:  # another run has made it meanwhile, or it cannot be made: then it is raised again
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise

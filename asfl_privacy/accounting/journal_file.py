@@ -18,6 +18,7 @@ from typing import Any
 
 from asfl_privacy.accounting.checks import check_choice, check_integer, check_norm, check_radius, norm_word
 from asfl_privacy.accounting.ledger import PRIVACY_UNIT
+from asfl_privacy.accounting.storage import sync_path
 
 try:
     import fcntl
@@ -134,7 +135,7 @@ def open_facts(descriptor: int, path: Path, facts: JournalFacts) -> Snapshot:
     if not found:
         try:
             _write_line(descriptor, header, size=0, cut=False)
-            _sync_folder(path.parent)
+            sync_path(path.parent)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -300,11 +301,3 @@ def _read(descriptor: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return b"".join(parts)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -95,6 +95,19 @@ def read_versions(path: Path, *, name: str, versions: Sequence[int]) -> tuple[in
     return found, body
 
 
+def sync_path(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _checksum(body: dict[str, Any]) -> str:
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -87,7 +87,7 @@ class Probe:
         try:
             with torch.no_grad():
                 answer = function(given)
-        except Exception as error:
+        except Exception as error:  # the layer is somebody's code and may fail in any way; the line says how
             raise RefusedError(f"{type(error).__name__}: {error}".splitlines()[0][:200]) from error
         return self._checked(answer, inputs, name)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asfl_privacy.accounting.storage import read_document, write_document
+from asfl_privacy.accounting.storage import read_document, sync_path, write_document
 from asfl_privacy.execution.account_file import read_account, write_account
 from asfl_privacy.execution.progress import Progress
 from asfl_privacy.execution.progress_file import decode_progress, encode_progress
@@ -89,7 +88,7 @@ def write_checkpoint(folder: Path, progress: Progress, *, fingerprint: str, log:
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True)
-            _sync(folder.parent)
+            sync_path(folder.parent)
         _sweep(folder)
         earlier = _checkpoints(folder)
         number = 1 + max(earlier, default=0)
@@ -102,7 +101,7 @@ def write_checkpoint(folder: Path, progress: Progress, *, fingerprint: str, log:
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        _sync(folder)
+        sync_path(folder)
     except OSError as error:
         raise OSError(
             f"no checkpoint of round {progress.rounds_done} can be written in {folder} ({error.strerror or error}): the one "
@@ -173,7 +172,7 @@ def _fill(scratch: Path, progress: Progress, *, fingerprint: str, log: LogPositi
     digests = {}
     for path in sorted(scratch.iterdir()):
         digests[path.name] = _digest(path)
-        _sync(path)
+        sync_path(path)
     body = {
         "fingerprint": fingerprint,
         "progress": encode_progress(progress),
@@ -183,7 +182,7 @@ def _fill(scratch: Path, progress: Progress, *, fingerprint: str, log: LogPositi
         "files": digests,
     }
     write_document(scratch / JSON_FILE, name=FORMAT, version=VERSION, body=body)
-    _sync(scratch)
+    sync_path(scratch)
 
 
 def _read(path: Path, *, fingerprint: str, device: torch.device | str | None) -> tuple[Progress, LogPosition]:
@@ -252,11 +251,3 @@ def _sweep(folder: Path) -> None:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -122,10 +122,3 @@ def in_order(answers: Iterable[tuple[int, T]], cohort: Sequence[int]) -> dict[in
     """Answers in the order of the cohort, in whichever order they came."""
     by_client = dict(answers)
     return {client: by_client[client] for client in cohort}
-
-
-def chunks(cohort: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """The cohort cut into at most `count` runs of nearly equal length, none empty."""
-    count = max(1, min(count, len(cohort)))
-    for part in range(count):
-        yield tuple(cohort[len(cohort) * part // count : len(cohort) * (part + 1) // count])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from asfl_privacy.accounting.journal_file import (
     scan,
 )
 from asfl_privacy.accounting.ledger_file import decode_classes, encode_class
+from asfl_privacy.accounting.storage import sync_path
 
 LOG_FILE = "releases.journal"
 _CLASSES_VERSION = 2  # what encode_class writes
@@ -124,7 +124,7 @@ class ReleaseLog:
                 fresh.unlink(missing_ok=True)
         with locked(path, CREATE) as descriptor:
             snapshot = open_facts(descriptor, path, facts)
-            _sync_folder(path.parent)
+            sync_path(path.parent)
         return cls(path, snapshot, attempt=attempt)
 
     @property
@@ -264,11 +264,3 @@ def count_logged(releases: Iterable[Release], *, ledger: Ledger, budget: RecordF
 
 def _text(entry: dict[str, Any]) -> str:
     return json.dumps(entry, sort_keys=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from asfl_privacy.accounting.storage import sync_path
 from asfl_privacy.federated.tensor_file import check_tensor_file, compact, decode_tensors, encode_tensors
 
 ClientState = Mapping[str, Tensor]
@@ -283,8 +284,8 @@ class _Store:
         due = self._unsynced.intersection(names)
         if due:
             with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # a file system flushes what is asked for at once together
-                list(pool.map(_sync, (self.folder / name for name in sorted(due))))
-            _sync(self.folder)
+                list(pool.map(sync_path, (self.folder / name for name in sorted(due))))
+            sync_path(self.folder)
             with self._lock:
                 self._unsynced -= due
 
@@ -313,11 +314,3 @@ def _checked(client: int) -> int:
 
 def _copied(state: ClientState) -> dict[str, Tensor]:
     return {name: compact(value) for name, value in state.items()}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
