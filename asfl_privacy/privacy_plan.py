@@ -77,7 +77,7 @@ def _check_gradients(federation: Federation) -> None:
     """Refuse a network that DP-SGD cannot train while nothing has been released yet; it evaluates again afterwards."""
     client = federation.clients[0]
     federation.load(federation.initial_weights, training=True)
-    pool = Pool(inputs=client.inputs[:2], labels=client.labels[:2], num_own=min(2, client.num_records))
+    pool = Pool(inputs=client.inputs[:2], labels=client.labels[:2])
     check_private_network(federation.model, pool)
     federation.load(federation.initial_weights, training=False)
 

@@ -4,10 +4,12 @@ import math
 from collections import OrderedDict
 from dataclasses import replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from asfl_privacy.data import Dataset
 from asfl_privacy.federated import Federation, Privacy, TrainingSettings, build_federation
+from asfl_privacy.federated.steps import Pool
 
 
 def make_federation(data: Dataset, *, privacy: Privacy | None = None, **changes: object) -> Federation:
@@ -54,3 +56,8 @@ def make_tiny(data: Dataset, *, privacy: Privacy | None = None, **changes: objec
     sizes = {"clients": 2, "cohort": 2, "tail_steps": 2, "full_steps": 2, "batch_size": 8}
     names = {"model_name": "federations:tiny_net", "exchange_layer": "body", "partition": "iid"}
     return make_federation(few_records(data), privacy=privacy, **(sizes | names | changes))
+
+
+def all_rows(pool: Pool) -> Tensor:
+    """The inputs of a pool, own and received ones joined."""
+    return pool.inputs if pool.received is None else torch.cat([pool.inputs, pool.received])

@@ -222,5 +222,5 @@ def why_not_batched(federation: Federation, method: Method) -> str | None:
         activations = probe.split.head(own.inputs[:2].clone())  # a block may work in place
     probe.load(federation.initial_weights, training=True)
     return supports_batching(probe.model, own) or supports_batching(
-        probe.split.tail, Pool(inputs=activations, labels=own.labels[:2], num_own=len(activations))
+        probe.split.tail, Pool(inputs=activations, labels=own.labels[:2])
     )

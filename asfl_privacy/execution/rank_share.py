@@ -153,7 +153,7 @@ def stand_in(answer: Collected | Failure) -> Collected | Failure:
     if payload is not None:
         payload = replace(payload, activations=payload.activations.to("meta"), labels=payload.labels.to("meta"))
     if own is not None:
-        own = Pool(inputs=own.inputs.to("meta"), labels=own.labels.to("meta"), num_own=own.num_own)
+        own = Pool(inputs=own.inputs.to("meta"), labels=own.labels.to("meta"))
     return replace(answer, payload=payload, own=own)
 
 

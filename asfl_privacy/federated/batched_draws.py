@@ -80,6 +80,33 @@ def join_rows(parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     return torch.cat(list(parts)), np.cumsum([0, *[len(part) for part in parts[:-1]]]).tolist()
 
 
+def join_pools(pools: Sequence[Pool], *, rows: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.int64]]:
+    """One tensor that holds the inputs of all pools, as `join_rows`, and where each drawn row lies in it.
+
+    Args:
+        pools: Own rows and received ones.
+        rows: Rows of each client's own pool, shape (clients, …).
+
+    Returns:
+        The tensor, and numbers of its rows in the shape of `rows`.
+
+    Example:
+        >>> pool = Pool(inputs=torch.zeros(2, 1), received=torch.ones(3, 1), labels=torch.zeros(5))
+        >>> whole, where = join_pools([pool, pool], rows=np.array([[1, 2], [4, 0]]))
+        >>> whole[torch.from_numpy(where)].flatten().tolist()
+        [0.0, 1.0, 1.0, 0.0]
+    """
+    received = [pool.received for pool in pools if pool.received is not None]
+    whole, starts = join_rows([*[pool.inputs for pool in pools], *received])
+    later = iter(starts[len(pools) :])
+    where = np.empty_like(rows)
+    for i, pool in enumerate(pools):
+        where[i] = rows[i] + starts[i]
+        if pool.received is not None:
+            where[i] = np.where(rows[i] < pool.num_own, where[i], rows[i] - pool.num_own + next(later))
+    return whole, where
+
+
 def to_device(values: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
     """A copy on the device; from page-locked memory where it goes to a GPU, so that the host need not wait."""
     copied = torch.from_numpy(np.ascontiguousarray(values))

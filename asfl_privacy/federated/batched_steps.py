@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.accounting.checks import check_integer
-from asfl_privacy.federated.batched_draws import draw_batches, join_rows, to_device
+from asfl_privacy.federated.batched_draws import draw_batches, join_pools, join_rows, to_device
 from asfl_privacy.federated.correction import record_losses
 from asfl_privacy.federated.stacked_network import Stacked, StackedNetwork, stack_network
 from asfl_privacy.federated.steps import Pool
@@ -127,7 +127,7 @@ def run_steps_batched(
 
     Example:
         >>> net = nn.Linear(2, 2)
-        >>> pool = Pool(inputs=torch.ones(3, 2), labels=torch.tensor([0, 1, 1]), num_own=3)
+        >>> pool = Pool(inputs=torch.ones(3, 2), labels=torch.tensor([0, 1, 1]))
         >>> rngs = [np.random.default_rng(seed) for seed in (0, 1)]
         >>> start = [net.state_dict()] * 2
         >>> after, num_remote = run_steps_batched(
@@ -177,12 +177,9 @@ def _run_group(
     }
     trained = [values[name].requires_grad_() for name in stacked.trained]
     num_clients, _, num_records = rows.shape
-    inputs, starts = join_rows([pool.inputs for pool in pools])
+    inputs, where = join_pools(pools, rows=rows)
     device = inputs.device
-    where = (rows + np.asarray(starts)[:, None, None]).transpose(
-        1, 2, 0
-    )  # (steps, records, clients): see StackedNetwork
-    batches = to_device(where, device).flatten(1)
+    batches = to_device(where.transpose(1, 2, 0), device).flatten(1)  # (steps, records, clients): see StackedNetwork
     steps = _targets(pools, rows=rows, sizes=sizes, transition=transition)
     for batch, targets in zip(batches, steps, strict=True):
         drawn = inputs.index_select(0, batch).reshape(num_records, num_clients, *inputs.shape[1:])
@@ -307,9 +304,9 @@ def _check_arguments(
         missing = [name for name in network.templates if name not in given]
         if missing:
             raise ValueError(f"weights {i} lack {missing[0]}, which the network holds; pass its whole state dict")
-        if len(pool.labels) == 0 or len(pool.inputs) != len(pool.labels):
+        if len(pool.labels) == 0 or pool.num_rows != len(pool.labels):
             raise ValueError(
-                f"pool {i} holds {len(pool.inputs)} inputs and {len(pool.labels)} labels: a mean loss needs one label an "
+                f"pool {i} holds {pool.num_rows} inputs and {len(pool.labels)} labels: a mean loss needs one label an "
                 "input and one record at least; leave the client out"
             )
         noisy = pool.noisy

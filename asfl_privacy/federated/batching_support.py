@@ -55,7 +55,7 @@ def supports_batching(network: nn.Module, pool: Pool) -> str | None:
         the made-up records by itself is a reason too: it then fails client by client, where its message names the client.
 
     Example:
-        >>> pool = Pool(inputs=torch.zeros(4, 3), labels=torch.zeros(4, dtype=torch.int64), num_own=4)
+        >>> pool = Pool(inputs=torch.zeros(4, 3), labels=torch.zeros(4, dtype=torch.int64))
         >>> supports_batching(nn.Linear(3, 2), pool)
         >>> supports_batching(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), pool)
         'layer 1 is Dropout: it draws from a generator, and clients at once would draw other numbers'
@@ -157,7 +157,7 @@ def _clients(network: nn.Module, pool: Pool) -> tuple[list[Weights], list[Pool]]
         )
         inputs = _inputs(pool, count=count, seed=seed + 1)
         labels = (torch.arange(count, device=inputs.device) + seed) % num_classes
-        pools.append(Pool(inputs=inputs, labels=labels, num_own=count))
+        pools.append(Pool(inputs=inputs, labels=labels))
     return starts, pools
 
 

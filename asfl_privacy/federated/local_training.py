@@ -210,7 +210,7 @@ def finish_update(
 def own_records(federation: Federation, client: int) -> Pool:
     """What a client's full steps draw from: its own records, in the clear."""
     holder = federation.clients[client]
-    return Pool(inputs=holder.inputs, labels=holder.labels, num_own=holder.num_records, records=holder.records)
+    return Pool(inputs=holder.inputs, labels=holder.labels, records=holder.records)
 
 
 def trained_network(federation: Federation, plan: ReleasePlan | None, *, client: int, round: int) -> nn.Module:

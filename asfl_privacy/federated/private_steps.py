@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.accounting.checks import check_integer, check_real
 from asfl_privacy.federated.private_updates import AddNoise, check_clip_norm, noised_sum
-from asfl_privacy.federated.steps import Pool, draw_batch
+from asfl_privacy.federated.steps import Pool, draw_rows
 from asfl_privacy.mechanisms.stateless import run_stateless
 
 RecordLosses = Callable[[Tensor, Tensor], Tensor]
@@ -113,15 +113,16 @@ def run_private_steps(
     sizes = [parameter.numel() for parameter in parameters]
     num_remote = 0
     for _ in range(num_steps):
-        batch = draw_batch(len(pool.labels), batch_size=batch_size, rng=rng)
+        batch = draw_rows(pool, batch_size=batch_size, rng=rng)
         drawn = batch.numpy()
-        num_remote += int((drawn >= pool.num_own).sum())
+        num_own = int((drawn < pool.num_own).sum())
+        num_remote += len(drawn) - num_own
         contributes = remaining[drawn] > 0
         remaining[drawn] -= contributes
         own = drawn[contributes & (drawn < pool.num_own)]  # no repeats: drawn without replacement
         participations[own] += 1
         batch = batch.to(pool.labels.device)
-        rows = gradients(pool.inputs[batch], _losses_of(batch, pool=pool, losses=losses))
+        rows = gradients(pool.rows(batch, num_own=num_own), _losses_of(batch, pool=pool, losses=losses))
         if not contributes.all():  # not a product with the mask: 0·NaN is NaN
             rows[torch.from_numpy(~contributes).to(rows.device)] = 0.0
         step = noised_sum(rows, clip=clip, add_noise=add_noise, spacing=spacing) / len(batch)

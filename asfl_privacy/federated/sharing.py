@@ -139,7 +139,6 @@ def collect_activations(
     own = Pool(
         inputs=clean,
         labels=sent_labels if own_is_released else labels,
-        num_own=len(labels),
         noisy=_noisy(own_is_released, federation=federation, num_own=len(labels)),
         # released activations beside labels that went nowhere in the clear read nothing unreleased
         records=None if own_is_released and label_charges else payload.records,
@@ -160,12 +159,17 @@ def tail_pool(own: Pool, received: Payload | None) -> Pool:
     """I_i ∪ I_j: the client's own activations and the partner's; its own alone where it has no partner."""
     if received is None:
         return own
+    if received.activations.shape[1:] != own.inputs.shape[1:]:
+        raise ValueError(
+            f"client {received.sender} sent activations of shape {tuple(received.activations.shape[1:])} a record, and this "
+            f"client's have {tuple(own.inputs.shape[1:])}: a tail takes one shape; cut both networks at the same layer"
+        )
     noisy = None
     if own.noisy is not None:
         noisy = torch.cat([own.noisy, torch.ones(len(received.labels), dtype=torch.bool, device=own.noisy.device)])
     return replace(
         own,
-        inputs=torch.cat([own.inputs, received.activations]),
+        received=received.activations.to(own.inputs.dtype),
         labels=torch.cat([own.labels, received.labels.to(own.labels.dtype)]),
         noisy=noisy,
     )

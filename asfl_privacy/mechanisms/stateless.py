@@ -16,6 +16,8 @@ _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch
 _WORDS = frozenset(_SIMPLE)
 _PLAIN = (*_SIMPLE, *_OPAQUE)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
+_AS_NUMPY = frozenset((torch.float32, torch.float64, torch.int64, torch.int32, torch.bool))
+_CONTAINERS_OF_PYTHON = frozenset((dict, list, set))
 _LIBRARIES = {"builtins", "collections", "numpy", "torch"}
 _EMPTY = {name for name, value in vars(nn.Identity()).items() if isinstance(value, dict)}
 """Tables that every torch module holds, mostly empty ones."""
@@ -115,9 +117,23 @@ def _snapshot(root: object, seen: dict[int, tuple[int, object]]) -> list[bytes]:
             seen[id(value)] = (len(seen), value)
             held = _held(value)
             found.append(f"{type(value).__qualname__}*{len(held)};".encode() + _data(value))
-            found.append(repr([part if type(part) in _WORDS else ... for part in held]).encode())
-            waiting += [part for part in held if type(part) not in _WORDS]
+            shown: list[object] = []
+            for part in held:
+                if type(part) in _WORDS or _is_of_words(part):
+                    shown.append(part)
+                else:
+                    shown.append(...)
+                    waiting.append(part)
+            found.append(repr(shown).encode())
     return found
+
+
+def _is_of_words(value: object) -> bool:
+    """Whether its repr says all of it: a tuple of words, or a container with nothing in it."""
+    kind = type(value)
+    if kind is tuple:
+        return _WORDS.issuperset(map(type, value))  # type: ignore[call-overload]  # it is a tuple
+    return kind in _CONTAINERS_OF_PYTHON and not value
 
 
 def _data(value: object) -> bytes:
@@ -188,6 +204,8 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
     header = f"{tuple(values.shape)} {values.dtype} {values.device}".encode()
     if values.is_meta:
         return header
+    if values.dtype in _AS_NUMPY and values.is_cpu and values.layout == torch.strided and not values.is_neg():
+        return header + values.numpy().tobytes()
     if values.is_quantized:
         values = values.int_repr()
     if values.layout != torch.strided:

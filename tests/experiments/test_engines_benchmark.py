@@ -22,6 +22,7 @@ NAMES = (
     "figure",
     "report",
     "environments",
+    "operations",
     "engine_bare",
     "engine_ours",
     "run",
@@ -180,3 +181,14 @@ def test_the_clock_counts_the_processor_time_of_children_that_ended(scripts):
     before = scripts.workload.tree_seconds()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
     assert scripts.workload.tree_seconds() - before >= 0.25
+
+
+def test_the_arithmetic_of_a_round_is_that_counted_by_hand(scripts):
+    """Per record of 28²: conv1 16·9·14², conv2 32·144·7², linear 1568·64 and 64·10 products, two operations each. A full
+    step multiplies each thrice (forward, both gradients) but the first, whose inputs need none; a tail step likewise."""
+    conv1, conv2, linear = 16 * 9 * 14**2, 32 * 144 * 7**2, 1568 * 64 + 64 * 10
+    fedavg = scripts.workload.Task(data="fashion-mnist", model="cnn", full_steps=20)
+    asfl = replace(fedavg, method="asfl", tail_steps=10, full_steps=10, exchange_layer="conv1")
+    full, tail = 2 * conv1 + 3 * conv2 + 3 * linear, 2 * conv2 + 3 * linear
+    counted = [scripts.operations.operations_of(task, input_shape=(1, 28, 28)) for task in (fedavg, asfl)]
+    assert counted == [2 * 32 * 20 * full, 2 * 32 * (10 * full + 10 * tail + 5 * conv1)]

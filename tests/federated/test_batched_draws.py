@@ -10,7 +10,8 @@ from asfl_privacy.federated.steps import Pool, draw_batch
 
 
 def make_pool(count, num_own):
-    return Pool(inputs=torch.zeros(count, 1), labels=torch.zeros(count, dtype=torch.int64), num_own=num_own)
+    inputs, labels = torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64)
+    return Pool(inputs=inputs[:num_own], received=inputs[num_own:], labels=labels)
 
 
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=5), batch_size=st.integers(1, 20))

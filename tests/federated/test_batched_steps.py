@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from federations import all_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -108,15 +109,19 @@ def make_clients(net, sizes, *, dtype=torch.float64, shape=(1, 3, 4), num_classe
         }
         for _ in sizes
     ]
-    pools = [
-        Pool(
-            inputs=torch.randn(n, *shape, generator=generator).to(dtype),
-            labels=torch.randint(num_classes, (n,), generator=generator),
-            num_own=n - n // 3,
-        )
-        for n in sizes
-    ]
+    pools = []
+    for n in sizes:
+        inputs = torch.randn(n, *shape, generator=generator).to(dtype)
+        labels = torch.randint(num_classes, (n,), generator=generator)
+        num_own = n - n // 3
+        received = inputs[num_own:].clone() if num_own < n else None  # clone: they come from elsewhere
+        pools.append(Pool(inputs=inputs[:num_own], received=received, labels=labels))
     return starts, pools
+
+
+def on_gpu(pool):
+    received = None if pool.received is None else pool.received.cuda()
+    return replace(pool, inputs=pool.inputs.cuda(), received=received, labels=pool.labels.cuda())
 
 
 def one_by_one(net, starts, pools, **kwargs):
@@ -236,11 +241,12 @@ def test_equal_clients_leave_equal_weights_whatever_runs_beside_them():
 def test_nothing_that_is_given_changes():
     net = MIXING["batch norm 2d"]()
     starts, pools = make_clients(net, [9, 4])
-    pools[1] = replace(pools[1], inputs=pools[0].inputs[2:6])
+    pools[1] = replace(pools[1], inputs=pools[0].inputs[2:5])
     before = copy.deepcopy((starts, pools, net.state_dict()))
     together(net, starts, pools, num_steps=3, batch_size=6, lr=0.1)
     assert all(torch.equal(a[k], b[k]) for a, b in zip(before[0], starts, strict=True) for k in a)
-    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(before[1], pools, strict=True))
+    everything = [[all_rows(pool) for pool in part] for part in (before[1], pools)]
+    assert all(torch.equal(a, b) for a, b in zip(*everything, strict=True))
     assert all(torch.equal(before[2][k], v) for k, v in net.state_dict().items())
 
 
@@ -358,7 +364,10 @@ def test_wrong_arguments_are_refused():
         together(net, [starts[0], {}], pools, **kwargs)
     with pytest.raises(ValueError, match="pool 1 holds 0 inputs"):
         together(
-            net, starts, [pools[0], replace(pools[1], inputs=pools[1].inputs[:0], labels=pools[1].labels[:0])], **kwargs
+            net,
+            starts,
+            [pools[0], replace(pools[1], inputs=pools[1].inputs[:0], received=None, labels=pools[1].labels[:0])],
+            **kwargs,
         )
     with pytest.raises(ValueError, match="num_steps"):
         together(net, starts, pools, **{**kwargs, "num_steps": -1})
@@ -445,7 +454,7 @@ def test_on_a_gpu_it_is_what_one_client_after_the_other_leaves(name, options):
     starts, pools = make_clients(net, [9, 4, 6])
     net.cuda()
     starts = [{k: v.cuda() for k, v in s.items()} for s in starts]
-    pools = [replace(p, inputs=p.inputs.cuda(), labels=p.labels.cuda()) for p in pools]
+    pools = [on_gpu(pool) for pool in pools]
     kwargs = {"num_steps": 20, "batch_size": 6, "lr": 0.1}
     assert_same(
         one_by_one(net, starts, pools, **kwargs)[0],
@@ -462,7 +471,7 @@ def test_compiled_with_cuda_graphs_it_is_what_one_client_after_the_other_leaves(
     net = NETS[name]().cuda()
     starts, pools = make_clients(net, [9, 9, 9], dtype=torch.float32)
     starts = [{k: v.cuda() for k, v in s.items()} for s in starts]
-    pools = [replace(p, inputs=p.inputs.cuda(), labels=p.labels.cuda()) for p in pools]
+    pools = [on_gpu(pool) for pool in pools]
     kwargs = {"num_steps": 10, "batch_size": 6, "lr": 0.1}
     slow, _ = one_by_one(net, starts, pools, **kwargs)
     fast, _ = together(net, starts, pools, options={"compile": True}, **kwargs)

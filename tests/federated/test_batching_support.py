@@ -15,7 +15,7 @@ from asfl_privacy.federated.steps import Pool
 from asfl_privacy.mechanisms import Gaussian, NoiseLayer
 from asfl_privacy.models.nets import lenet, small_cnn
 
-POOL = Pool(inputs=torch.full((5, 1, 8, 8), float("nan")), labels=torch.zeros(5, dtype=torch.int64), num_own=5)
+POOL = Pool(inputs=torch.full((5, 1, 8, 8), float("nan")), labels=torch.zeros(5, dtype=torch.int64))
 
 
 class Through(nn.Module):
@@ -82,7 +82,7 @@ def test_networks_that_are_trained_at_once(make):
     values = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
     inputs = POOL.inputs.to(next(model.parameters()).dtype)
-    assert supports_batching(model, Pool(inputs=inputs, labels=POOL.labels, num_own=5)) is None
+    assert supports_batching(model, Pool(inputs=inputs, labels=POOL.labels)) is None
     assert all(torch.equal(values[k], v) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from federations import gaussian, make_federation, make_tiny
+from federations import all_rows, gaussian, make_federation, make_tiny
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -170,7 +170,7 @@ def test_the_tails_loss_is_corrected_on_noisy_rows_alone(digits, monkeypatch, up
         batch = rng.choice(len(pool.labels), size=8, replace=False)
         loss = torch.zeros((), dtype=torch.float64)
         for row in batch:
-            p = F.softmax(tail(pool.inputs[row : row + 1]).double(), dim=1)[0]
+            p = F.softmax(tail(all_rows(pool)[row : row + 1]).double(), dim=1)[0]
             y = int(pool.labels[row])
             likelihood = p[y] if row < pool.num_own else sum(T[x, y] * p[x] for x in range(10))
             loss = loss - torch.log(likelihood) / 8
@@ -262,7 +262,7 @@ def test_updates_in_the_clear_are_the_networks_weights_and_charge_nothing(digits
     federation = make_tiny(digits, privacy=gaussian())
     federation.load(federation.initial_weights, training=True)
     holder = federation.clients[0]
-    pool = Pool(inputs=holder.inputs, labels=holder.labels, num_own=24, records=holder.records)
+    pool = Pool(inputs=holder.inputs, labels=holder.labels, records=holder.records)
     done = local_steps(
         federation.model,
         pool,
@@ -335,7 +335,7 @@ def test_what_a_block_keeps_in_training_does_not_outlive_the_steps(digits, as_bu
     federation = make_federation(digits, privacy=gaussian())
     federation.split.head.add_module("keeping", Keeping(as_buffer=as_buffer))
     keeping = federation.split.head.keeping
-    pool = Pool(inputs=digits.train_inputs[:32], labels=digits.train_labels[:32], num_own=32)
+    pool = Pool(inputs=digits.train_inputs[:32], labels=digits.train_labels[:32])
     network = nn.Sequential(federation.split.head, federation.split.tail).train()
     before = [parameter.detach().clone() for parameter in network.parameters()]
     local_steps(

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from federations import all_rows
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -29,8 +30,11 @@ def small_net():
 
 def small_pool(count=40, num_own=40, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, 3, generator=generator).to(dtype)
     return Pool(
-        inputs=torch.randn(count, 3, generator=generator).to(dtype), labels=torch.arange(count) % 2, num_own=num_own
+        inputs=inputs[:num_own],
+        received=inputs[num_own:] if num_own < count else None,
+        labels=torch.arange(count) % 2,
     )
 
 
@@ -51,7 +55,7 @@ def slow_sum(network, pool, batch, *, clip, allowed=None):
     parameters = [p for p in network.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     for row in batch:
-        loss = F.cross_entropy(network(pool.inputs[row : row + 1]), pool.labels[row : row + 1])
+        loss = F.cross_entropy(network(all_rows(pool)[row : row + 1]), pool.labels[row : row + 1])
         parts = torch.autograd.grad(loss, parameters, allow_unused=True)
         filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, parts, strict=True)]
         gradient = torch.cat([g.flatten() for g in filled]).double()
@@ -91,9 +95,7 @@ def test_steps_are_those_of_the_slow_twin(digits, name, part):
     model = build_model(name, data=digits, seed=3)
     network = model if part == "whole" else model[3:]
     inputs = digits.train_inputs[:60]
-    pool = Pool(
-        inputs=inputs if part == "whole" else model[:3](inputs).detach(), labels=digits.train_labels[:60], num_own=60
-    )
+    pool = Pool(inputs=inputs if part == "whole" else model[:3](inputs).detach(), labels=digits.train_labels[:60])
     twin = copy.deepcopy(network)
     noise = 0.02 * torch.randn(flat(network).numel(), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     norms = [slow_sum(twin, pool, [row], clip=1e9).norm().item() for row in range(60)]
@@ -146,7 +148,7 @@ def test_one_record_moves_a_step_by_at_most_twice_the_clip_exactly():
     worst = Fraction(0)
     for seed in range(20):
         pool = small_pool(8, 8)
-        other = Pool(inputs=pool.inputs.clone(), labels=pool.labels.clone(), num_own=8)
+        other = Pool(inputs=pool.inputs.clone(), labels=pool.labels.clone())
         other.inputs[seed % 8] = torch.randn(3, generator=torch.Generator().manual_seed(seed)) * 100
         other.labels[seed % 8] = 1 - other.labels[seed % 8]
         sums = [released_sums(each, num_steps=1, clip=0.01)[0] for each in (pool, other)]
@@ -305,7 +307,7 @@ def test_a_mixed_pool_is_trained_with_the_losses_given():
         return record_losses(logits, pool.labels[rows], transition=T, noisy=noisy[rows])
 
     take(network, pool, num_steps=1, batch_size=40, clip=1e6, losses=losses)
-    logits = twin(pool.inputs)
+    logits = twin(all_rows(pool))
     gradients = torch.autograd.grad(losses(logits, torch.arange(40)).mean(), list(twin.parameters()))
     with torch.no_grad():
         for parameter, gradient in zip(twin.parameters(), gradients, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federations import gaussian, make_federation, make_tiny
+from federations import all_rows, gaussian, make_federation, make_tiny
 
 from asfl_privacy.federated import State
 from asfl_privacy.federated.sharing import (
@@ -177,9 +177,12 @@ def test_payloads_go_to_the_partner_and_the_union_keeps_both_sides_labels(digits
     own, received = collected[deliveries[0].receiver].own, deliveries[0].payload
     pool = tail_pool(own, received)
     assert pool.num_own == len(own.labels)
-    assert torch.equal(pool.inputs, torch.cat([own.inputs, received.activations]))
+    assert torch.equal(all_rows(pool), torch.cat([own.inputs, received.activations]))
     assert torch.equal(pool.labels, torch.cat([own.labels, received.labels.long()]))
     assert tail_pool(own, None) is own
+    flat = replace(received, activations=received.activations.flatten(1)[:, :1])
+    with pytest.raises(ValueError, match="cut both networks at the same layer"):
+        tail_pool(own, flat)
 
 
 def test_labels_are_sent_in_a_type_that_holds_them_all():

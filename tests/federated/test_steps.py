@@ -5,16 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from federations import all_rows
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from asfl_privacy.federated.steps import Pool, draw_batch, run_steps
+from asfl_privacy.federated.steps import Pool, draw_batch, draw_rows, run_steps
 
 
 def make_pool(count=40, num_own=40):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(count, 3, generator=generator)
-    return Pool(inputs=inputs, labels=torch.arange(count) % 2, num_own=num_own)
+    received = inputs[num_own:] if num_own < count else None
+    return Pool(inputs=inputs[:num_own], received=received, labels=torch.arange(count) % 2)
 
 
 def test_steps_are_torchs_plain_sgd_bit_for_bit():
@@ -57,6 +61,28 @@ def test_remote_records_are_counted(num_own, expected):
     assert expected is None or remote == expected
 
 
+@given(num_own=st.integers(0, 6), num_received=st.integers(0, 6), data=st.data())
+def test_the_rows_of_a_pool_are_those_of_both_parts_joined(num_own, num_received, data):
+    """The slow twin joins them. Catches: an offset, own rows for received ones, and a batch in no order read as if it were."""
+    count = num_own + num_received
+    joined = torch.arange(2.0 * count).reshape(count, 2)
+    pool = Pool(inputs=joined[:num_own], received=joined[num_own:], labels=torch.zeros(count))
+    assert (pool.num_own, pool.num_rows) == (num_own, count)
+    drawn = data.draw(st.lists(st.integers(0, count - 1), unique=True)) if count else []
+    where, own = torch.tensor(sorted(drawn), dtype=torch.int64), sum(row < num_own for row in drawn)
+    assert torch.equal(pool.rows(where, num_own=own), joined[where])
+    if 0 < own < len(drawn):
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            pool.rows(where.flip(0), num_own=own)
+
+
+@pytest.mark.parametrize("num_own", [40, 25])
+def test_rows_are_drawn_as_batches_are_and_own_ones_come_first(num_own):
+    drawn = draw_rows(make_pool(num_own=num_own), batch_size=12, rng=np.random.default_rng(3))
+    batch = draw_batch(40, batch_size=12, rng=np.random.default_rng(3))
+    assert torch.equal(drawn, batch if num_own == 40 else batch.sort().values)
+
+
 def test_no_steps_leave_the_network_as_it_was():
     net = nn.Linear(3, 2)
     before = net.weight.clone()
@@ -78,7 +104,7 @@ def test_noisy_rows_are_corrected_and_clean_ones_are_not():
         seen += int(noisy[batch].sum())
         loss = torch.zeros((), dtype=torch.float64)
         for row in batch:
-            p, y = F.softmax(twin(pool.inputs[row]).double(), dim=0), int(pool.labels[row])
+            p, y = F.softmax(twin(all_rows(pool)[row]).double(), dim=0), int(pool.labels[row])
             loss = loss - torch.log(T[0, y] * p[0] + T[1, y] * p[1] if noisy[row] else p[y]) / 8
         gradients = torch.autograd.grad(loss, list(twin.parameters()))
         with torch.no_grad():

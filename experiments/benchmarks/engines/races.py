@@ -130,7 +130,7 @@ def _local(cnn: Task, *, quick: bool) -> list[Race]:
         for block in ("conv1", "conv2")
     }
     found = []
-    for engine in (OURS[0],) if quick else (FLOOR, OURS[0]):
+    for engine in (OURS[0],) if quick else (FLOOR, OURS[0], OURS[3]):
         entries = [Entry(engine, fedavg, "FedAvg, 20 full steps")]
         entries += [Entry(engine, task, f"ASFL, 10 + 10, exchange after {block}") for block, task in split.items()]
         found.append(Race(LOCAL, f"CNN, {engine.tool}", tuple(entries)))

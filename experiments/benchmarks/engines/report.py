@@ -36,6 +36,10 @@ WORDS = {
 The same clients and messages with no local step: what a round costs that trains nothing.
 """,
     LOCAL: """## ASFL's round against FedAvg's at equal total steps
+
+Half of the steps train the tail alone, on activations that are computed once. What is left of a round's arithmetic (products
+and convolutions, forward and backward, as torch counts them) is a property of the network and of where it is cut, not of an
+engine:
 """,
     RELEASE: """## Cost of a private release
 
@@ -60,8 +64,13 @@ def report_of(rows: Sequence[Row], *, facts: Facts) -> str:
     for race, words in WORDS.items():
         mine = [row for row in rows if row.race == race]
         if mine:
-            lines += [words, *_cases(mine)]
+            lines += [words, *(_operations(facts) if race == LOCAL else ()), *_cases(mine)]
     return "\n".join([*lines, *_troubles(rows), *_made_by(facts)])
+
+
+def _operations(facts: Facts) -> list[str]:
+    shares = facts["config"].get("operations", {})
+    return [*(f"- {name}: {share:.2f} of the arithmetic" for name, share in shares.items()), ""]
 
 
 def _cases(rows: Sequence[Row]) -> list[str]:

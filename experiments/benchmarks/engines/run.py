@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,10 +30,11 @@ from typing import Any
 
 import torch
 from environments import ENVIRONMENTS, make, python_of
+from operations import operations_of
 from races import CLIENTS, ENGINES, FIXED, LOCAL, RELEASE, SIZE, Entry, Race, races
 from report import write_report
 from rows import DIFFERS, FAILED, MISSING, OK, Row, judged, write_rows
-from task_data import image_data, prepare
+from task_data import dataset_of, image_data, prepare
 from workload import Task, Weights
 
 from asfl_privacy.reporting import write_atomic
@@ -166,6 +168,17 @@ def shown(row: Row) -> str:
     )
 
 
+def shares_of_operations(found: Sequence[Race]) -> dict[str, float]:
+    """Arithmetic of each line of the races of local work, ÷ that of the first line; the same for every engine."""
+    shares = {}
+    for race in found:
+        if race.race == LOCAL:
+            shape = tuple(dataset_of(race.entries[0].task.data).train_inputs.shape[1:])
+            floor = operations_of(race.entries[0].task, input_shape=shape)
+            shares |= {entry.name: operations_of(entry.task, input_shape=shape) / floor for entry in race.entries}
+    return shares
+
+
 def facts_of(command: str, config: dict[str, Any]) -> str:
     """The text of run.json."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -209,7 +222,8 @@ def main(arguments: list[str]) -> None:
     command = " ".join(["python", "experiments/benchmarks/engines/run.py", shlex.join(arguments)]).strip()
     path.parent.mkdir(parents=True, exist_ok=True)
     tasks = {race.case: asdict(race.entries[0].task) for race in found}
-    write_atomic(options.out / "run.json", facts_of(command, {"repeats": repeats, "image data": image, "tasks": tasks}))
+    config = {"repeats": repeats, "image data": image, "tasks": tasks, "operations": shares_of_operations(found)}
+    write_atomic(options.out / "run.json", facts_of(command, config))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="engines-") as scratch:
         root = None if options.environments is None else options.environments.resolve()

@@ -66,7 +66,7 @@ def make_work(clients: int, *, device: str, num_steps: int, batch_size: int = 32
     network = small_cnn(input_shape=(1, 28, 28), num_classes=10, mean=(0.5,), std=(0.5,))[1:].to(device)
     inputs, labels = torch.rand(clients * RECORDS, 1, 28, 28), torch.randint(0, 10, (clients * RECORDS,))
     parts = zip(inputs.to(device).split(RECORDS), labels.to(device).split(RECORDS), strict=True)
-    pools = tuple(Pool(inputs=x, labels=y, num_own=RECORDS) for x, y in parts)
+    pools = tuple(Pool(inputs=x, labels=y) for x, y in parts)
     return Work(network, read_weights(network), pools, num_steps, batch_size)
 
 
