@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from asfl_privacy.config import NORMS, SweepConfig
+from asfl_privacy.federated import METHODS
 from asfl_privacy.federated.settings import UPDATES_ONLY
 
 GAUSSIAN_EPSILONS = (1.0, 4.0, 16.0, 64.0)
@@ -89,8 +90,8 @@ def make_cells(config: SweepConfig) -> tuple[Cell, ...]:
             {1e-4, 1e-7, 1e-10} at ε = 4; the Laplace grid is ε ∈ {.25, 1, 4, 16}.
 
     Returns:
-        For each setting all seeds; unnoised ASFL (for each exchange layer) and FedAvg come first. A setting asked for
-        twice is run once.
+        For each setting all seeds; unnoised runs of the methods that share (for each exchange layer), FedAvg and the
+        other methods come first. A setting asked for twice is run once.
 
     Example:
         >>> grid = SweepConfig(mech="gaussian", epsilon=4, seeds=1, exchange_layer="conv2")
@@ -103,17 +104,20 @@ def make_cells(config: SweepConfig) -> tuple[Cell, ...]:
 
 def _settings(config: SweepConfig) -> Iterator[Cell]:
     """The first seed's cells, references first."""
-    shared: list[str | None] = list(config.exchange_layer) if "asfl" in config.method else []
-    for exchange_layer in shared:
-        yield Cell(method="asfl", seed=config.seed, exchange_layer=exchange_layer, target=None)
-    yield Cell(method="fedavg", seed=config.seed, exchange_layer=None, target=None)
-    for exchange_layer in shared:
+    sharing = [method for method in config.methods if METHODS[method].shares]
+    others = dict.fromkeys(("fedavg", *(method for method in config.methods if method not in sharing)))
+    shared = list(itertools.product(sharing, config.exchange_layer))
+    for method, exchange_layer in shared:
+        yield Cell(method=method, seed=config.seed, exchange_layer=exchange_layer, target=None)
+    for method in others:
+        yield Cell(method=method, seed=config.seed, exchange_layer=None, target=None)
+    for method, exchange_layer in shared:
         for target in _targets(config):
-            yield Cell(method="asfl", seed=config.seed, exchange_layer=exchange_layer, target=target)
+            yield Cell(method=method, seed=config.seed, exchange_layer=exchange_layer, target=target)
     if config.updates != "none":
-        for target in _targets(config):
+        for method, target in itertools.product(others, list(_targets(config))):
             alone = replace(target, mech="gaussian", placement=UPDATES_ONLY)
-            yield Cell(method="fedavg", seed=config.seed, exchange_layer=None, target=alone)
+            yield Cell(method=method, seed=config.seed, exchange_layer=None, target=alone)
 
 
 def _targets(config: SweepConfig) -> Iterator[Target]:

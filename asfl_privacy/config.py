@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from asfl_privacy.data import parse_partition
 from asfl_privacy.federated import METHODS
+from asfl_privacy.federated.methods import SHARING
+from asfl_privacy.federated.schedules import parse_schedule
 
 T = TypeVar("T")
 
@@ -25,6 +27,8 @@ Grid = Annotated[tuple[T, ...], BeforeValidator(_as_sequence)]
 """A field that a sweep takes every value of."""
 
 MECHANISMS = ("gaussian", "laplace", "none")
+_SHARED = {"fedavg": "asfl"}
+"""Methods that have a name of their own where clients share activations."""
 NORMS: Mapping[str, float] = {"1": 1.0, "2": 2.0, "inf": math.inf}
 
 
@@ -48,6 +52,7 @@ class SweepConfig(BaseModel):
     data: str = _one("digits", "Data set, or your own.", "digits|fashion-mnist|module:name")
     model: str = _one("small-cnn", "Network, or your own.", "small-cnn|lenet|module:factory")
     method: Grid[str] = _grid(["asfl"], "Method; references are added beside it.", "|".join(METHODS))
+    share: Literal["no", "yes"] = _one("no", "Activation sharing before the local steps of every method.", "no|yes")
     epsilon: Grid[float] = _grid([], "ε of one release at radius R. Default: a grid by mechanism.", "E…")
     total_epsilon: Grid[float] = _grid([], "ε of the whole run at radius R, instead of or beside --epsilon.", "E…")
     delta: Grid[float] = _grid([], "δ of the Gaussian mechanism. Default: 1e-5 and a ladder.", "D…")
@@ -76,7 +81,12 @@ class SweepConfig(BaseModel):
     tail_steps: int = _one(10, "Steps of the tail round, τ'.", "τ'")
     full_steps: int = _one(10, "Full local steps, τ. FedAvg takes τ' + τ.", "τ")
     batch_size: int = _one(32, "Records a step.", "B")
-    lr: float = _one(0.1, "Learning rate of plain SGD.", "LR")
+    lr: float = _one(0.1, "Learning rate of SGD.", "LR")
+    lr_schedule: str = _one("constant", "Learning rate over the rounds.", "constant|cosine|step:F@R,…")
+    momentum: float = _one(0.0, "Momentum of local steps, anew each round.", "M")
+    weight_decay: float = _one(0.0, "Weight decay of local steps.", "W")
+    server_lr: float = _one(1.0, "Server step of scaffold, fedpvr, fedvarp.", "η")
+    corrected_from: str = _one("auto", "First block that fedpvr corrects; auto: the last one alone.", "auto|NAME")
     evaluate_every: int = _one(2, "Rounds between evaluations.", "K")
     last_evaluations: int = _one(5, "Final evaluations that the accuracy is the mean of.", "K")
     seeds: int = _one(3, "Number of seeds, counted from --seed on; train runs one.", "N")
@@ -100,6 +110,19 @@ class SweepConfig(BaseModel):
     launcher: Literal["local", "ray"] = _one(
         "local", "Where a sweep's cells run: this machine, or a Ray cluster.", "local|ray"
     )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that run: with `share yes` each one after activation sharing."""
+        if self.share == "no":
+            return self.method
+        sharing = (name if METHODS[name].shares else _SHARED.get(name, name + SHARING) for name in self.method)
+        return tuple(dict.fromkeys(sharing))
+
+    @property
+    def shares_activations(self) -> bool:
+        """Whether any method shares activations."""
+        return any(METHODS[name].shares for name in self.methods)
 
     def asks_the_same_as(self, other: SweepConfig, *, but_for: Collection[str]) -> bool:
         """Whether both are equal, some fields aside."""
@@ -202,7 +225,27 @@ class SweepConfig(BaseModel):
             raise ValueError(f"{value} must be a whole number from 1 on; give for example 20, or leave it out")
         return value
 
-    @field_validator("clip", "lr", "update_clip")
+    @field_validator("lr_schedule")
+    @classmethod
+    def _schedule_form(cls, value: str) -> str:
+        parse_schedule(value)
+        return value
+
+    @field_validator("momentum")
+    @classmethod
+    def _momentum_inside(cls, value: float) -> float:
+        if not 0 <= value < 1:
+            raise ValueError(f"{value:g} must lie in 0 to 1, 1 left out; give for example 0.9")
+        return value
+
+    @field_validator("weight_decay")
+    @classmethod
+    def _weight_decay_form(cls, value: float) -> float:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{value:g} must be a finite number from 0 on; give for example 1e-4")
+        return value
+
+    @field_validator("clip", "lr", "update_clip", "server_lr")
     @classmethod
     def _above_zero(cls, value: float | None) -> float | None:
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -256,9 +299,9 @@ class SweepConfig(BaseModel):
     def _budgets_agree(self) -> None:
         budgets = {"epsilon": self.epsilon, "total_epsilon": self.total_epsilon, "delta": self.delta}
         asked = next((name for name, values in budgets.items() if values), None)
-        private = ("asfl" in self.method and set(self.mech) != {"none"}) or self.updates != "none"
+        private = (self.shares_activations and set(self.mech) != {"none"}) or self.updates != "none"
         if asked is not None and not private:
-            reason = "mech none" if "asfl" in self.method else f"method {', '.join(self.method)}"
+            reason = "mech none" if self.shares_activations else f"method {', '.join(self.methods)}"
             raise ValueError(f"{asked} has no effect with {reason}, which releases nothing private; leave it out")
         if self.delta and "gaussian" not in self.mech and self.updates == "none":
             raise ValueError(
@@ -280,7 +323,13 @@ class SweepConfig(BaseModel):
             raise ValueError(
                 f"updates {self.updates} with mech none would protect updates beside clean activations; leave mech none out"
             )
-        if self.labels != "clear" and ("asfl" not in self.method or "none" in self.mech):
+        open_methods = [name for name in self.methods if METHODS[name].in_the_clear]
+        if self.updates != "none" and open_methods:
+            raise ValueError(
+                f"updates {self.updates} with method {open_methods[0]}: its clients send {METHODS[open_methods[0]].in_the_clear} "
+                "too, which nothing noises; use method asfl, fedavg or fedvarp, or updates none"
+            )
+        if self.labels != "clear" and (not self.shares_activations or "none" in self.mech):
             raise ValueError(
                 f"labels {self.labels} belongs to private activation sharing; use method asfl with mech gaussian or laplace"
             )

@@ -19,7 +19,8 @@ from asfl_privacy.data import Dataset
 from asfl_privacy.data_ledger import open_journal
 from asfl_privacy.execution import Evaluation, Progress, run_rounds
 from asfl_privacy.execution.choice import choose_executor, make_executor, sums_in_another_order, within_rank
-from asfl_privacy.federated import METHODS, Federation, Privacy, TrainingSettings, build_federation
+from asfl_privacy.federated import METHODS, Federation, MethodOptions, Privacy, TrainingSettings, build_federation
+from asfl_privacy.federated.schedules import parse_schedule
 from asfl_privacy.federated.settings import UPDATES_ONLY
 from asfl_privacy.mechanisms import choose_placement, make_mechanism
 from asfl_privacy.privacy_plan import plan_privacy, planned_notes
@@ -327,6 +328,10 @@ def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
         last_evaluations=config.last_evaluations,
         exchange_layer=cell.exchange_layer or "auto",
         precision=config.precision,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        schedule=parse_schedule(config.lr_schedule),
+        options=MethodOptions(server_lr=config.server_lr, corrected_from=config.corrected_from),
     )
 
 
@@ -349,9 +354,22 @@ def _row(config: SweepConfig, run: Run, *, result: Progress) -> Row:
     )
 
 
+OPTIONS = ("lr_schedule", "momentum", "weight_decay", "server_lr", "corrected_from")
+"""Fields that a row names where they are not the default."""
+
+
+def options_in_words(config: SweepConfig) -> str | None:
+    """What is asked of local steps and methods beside the learning rate; None where nothing is."""
+    defaults = SweepConfig.model_fields
+    asked = [(name, getattr(config, name)) for name in OPTIONS if getattr(config, name) != defaults[name].default]
+    return (
+        ", ".join(f"{name} {value}" if isinstance(value, str) else f"{name} {value:g}" for name, value in asked) or None
+    )
+
+
 def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
     """What a row says before anything has run; blank where a column has no meaning."""
-    shares = cell.method != "fedavg"
+    shares = METHODS[cell.method].shares
     row: dict[str, object] = {
         "method": cell.method,
         "data": config.data,
@@ -366,6 +384,7 @@ def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
         "tail_steps": config.tail_steps if shares else 0,
         "full_steps": config.full_steps if shares else config.tail_steps + config.full_steps,
         "lr": config.lr,
+        "options": options_in_words(config),
     }
     target = cell.target
     if target is not None:

@@ -19,10 +19,12 @@ class Momentum(ASFL):
     stages = None  # its training is more than stages of plain steps
 
     def train(self, state, client, *, federation, plan, own, received, remaining, round):
-        stages = ASFL().stages(client, federation=federation, own=own, received=received)
+        stages = ASFL().stages(state, client, federation=federation, own=own, received=received)
         from asfl_privacy.federated.local_training import run_stages
 
-        update = run_stages(stages, state, client, federation=federation, plan=plan, remaining=remaining, round=round)
+        update, _ = run_stages(
+            stages, state, client, federation=federation, plan=plan, remaining=remaining, round=round
+        )
         last = state.clients.get(client, {})
         floats = {name for name, value in state.weights.items() if value.is_floating_point()}
         moved = {f"moved.{name}": update.weights[name] - state.weights[name] for name in sorted(floats)}
@@ -34,11 +36,11 @@ class Momentum(ASFL):
         }
         return replace(update, weights=weights, client_state={**last, **moved})
 
-    def aggregate(self, state, updates):
+    def aggregate(self, state, updates, *, federation, round):
         ordered = [updates[client] for client in sorted(updates)]
         names = [name for name, value in state.weights.items() if value.is_floating_point()]
         server = {
             name: torch.stack([update.client_state[f"moved.{name}"] for update in ordered]).double().mean(0).float()
             for name in names
         }
-        return replace(super().aggregate(state, updates), server=server)
+        return replace(super().aggregate(state, updates, federation=federation, round=round), server=server)

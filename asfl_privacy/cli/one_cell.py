@@ -27,9 +27,9 @@ def one_cell(config: SweepConfig, *, command: str) -> tuple[SweepConfig, Cell]:
         )
     wanted = config.model_copy(update={"seeds": 1})
     mech = wanted.mech[0]
-    if wanted.method == ("fedavg",):
+    if not wanted.shares_activations:
         mech = "none" if wanted.updates == "none" else "gaussian"
-    cells = [cell for cell in make_cells(wanted) if (cell.method, cell.mech) == (wanted.method[0], mech)]
+    cells = [cell for cell in make_cells(wanted) if (cell.method, cell.mech) == (wanted.methods[0], mech)]
     if len(cells) != 1:
         raise ValueError(
             f"{command} runs one cell but the flags give {len(cells)}; give one --epsilon or --total-epsilon, one --delta "

@@ -18,8 +18,8 @@ from asfl_privacy.execution.threads import ThreadsExecutor
 from asfl_privacy.federated import Collected, Federation, Method, Payload, State, Update
 from asfl_privacy.federated.batched_steps import BatchedNetwork, batch_network, run_steps_batched
 from asfl_privacy.federated.batching_support import supports_batching
-from asfl_privacy.federated.local_training import Steps, finish_update, own_records
-from asfl_privacy.federated.phases import Remaining, Stage, StagedMethod
+from asfl_privacy.federated.local_training import finish_update, own_records
+from asfl_privacy.federated.phases import Remaining, Stage, StagedMethod, Steps
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.federated.stopwatch import Stopwatch
 from asfl_privacy.federated.streams import numpy_stream
@@ -106,7 +106,11 @@ class BatchedExecutor:
         for client in cohort:
             with named(round, client=client):
                 stages = self._method.stages(
-                    client, federation=self._federation, own=collected[client].own, received=received.get(client)
+                    state,
+                    client,
+                    federation=self._federation,
+                    own=collected[client].own,
+                    received=received.get(client),
                 )
             alike.setdefault(tuple((stage.part, stage.num_steps) for stage in stages), {})[client] = stages
 
@@ -165,7 +169,7 @@ class BatchedExecutor:
         for stages in zip(*work.values(), strict=True):
             first = stages[0]
             with named(round), watch.phase(first.part):
-                weights, num_remote = run_steps_batched(
+                weights, taken = run_steps_batched(
                     self._networks[first.part],
                     weights,
                     [stage.pool for stage in stages],
@@ -175,18 +179,30 @@ class BatchedExecutor:
                     ],
                     num_steps=first.num_steps,
                     batch_size=settings.batch_size,
-                    lr=settings.lr,
+                    rule=settings.rule(round),
                     transition=self._transition([stage.pool for stage in stages]),
+                    corrections=[stage.correction for stage in stages],
+                    keep_gradient=first.keep_gradient,
                 )
             for i, stage in enumerate(stages):
                 drawn = stage.num_steps * min(settings.batch_size, len(stage.pool.labels))
-                done[i] += (Steps(drawn=drawn, drawn_remote=num_remote[i], charges=(), remaining=remaining),)
+                one = Steps(
+                    drawn=drawn,
+                    drawn_remote=taken[i].num_remote,
+                    charges=(),
+                    remaining=remaining,
+                    mean_gradient=taken[i].mean_gradient,
+                )
+                done[i] += (one,)
         seconds = {part: spent / len(clients) for part, spent in watch.seconds.items()}
         updates = {}
         for client, trained, steps in zip(clients, weights, done, strict=True):
             with named(round, client=client):
                 update = finish_update(
                     trained, state, client, federation=self._federation, steps=steps, remaining=remaining, round=round
+                )
+                update = self._method.finish(
+                    update, state, client, steps=steps, federation=self._federation, round=round
                 )
             updates[client] = replace(update, seconds=seconds)
         return updates

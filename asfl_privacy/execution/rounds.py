@@ -32,7 +32,6 @@ from asfl_privacy.federated import (
     Payload,
     Privacy,
     State,
-    count_traffic,
     sample_cohort,
 )
 from asfl_privacy.federated.phases import Remaining
@@ -220,11 +219,11 @@ def _run_round(
         with named(number):
             charge(account, spent, num_records=federation.data.num_records, round=number)
     with watch.phase("aggregate"), named(number):
-        state = method.aggregate(state, updates)
+        state = method.aggregate(state, updates, federation=federation, round=number)
         kept = {client: done.client_state for client, done in updates.items() if done.client_state is not None}
         if kept:
             state = replace(state, clients=state.clients.updated(kept))
-    traffic = count_traffic(state.weights, cohort_size=len(now.cohort), deliveries=deliveries)
+    traffic = method.traffic(state, now.cohort, deliveries, federation=federation)
     facts = None if plan is None else plan_facts(plan)
     largest = progress.largest_plan
     progress = replace(

@@ -2,9 +2,9 @@
 
 from asfl_privacy.federated.federation import Client, Federation, build_federation, sample_cohort
 from asfl_privacy.federated.methods import METHODS, Method
-from asfl_privacy.federated.phases import Charge, Collected, Delivery, Payload, State, Update
-from asfl_privacy.federated.settings import Privacy, TrainingSettings
-from asfl_privacy.federated.traffic import Traffic, count_traffic
+from asfl_privacy.federated.phases import Charge, Collected, Delivery, Payload, State, Traffic, Update
+from asfl_privacy.federated.settings import MethodOptions, Privacy, TrainingSettings
+from asfl_privacy.federated.traffic import count_traffic
 
 __all__ = [
     "METHODS",
@@ -14,6 +14,7 @@ __all__ = [
     "Delivery",
     "Federation",
     "Method",
+    "MethodOptions",
     "Payload",
     "Privacy",
     "State",

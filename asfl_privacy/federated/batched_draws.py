@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,11 +32,11 @@ class Draws:
 def draw_batches(
     pools: Sequence[Pool], *, rngs: Sequence[np.random.Generator], num_steps: int, batch_size: int
 ) -> Draws:
-    """Every client's mini-batches, those that `draw_batch` would draw from the same generators, bit for bit.
+    """Every client's mini-batches, those that `draw_rows` would draw from the same generators, bit for bit.
 
     Args:
         pools: What is drawn from, of one record at least each.
-        rngs: One generator a client, advanced as by `num_steps` calls of `draw_batch`.
+        rngs: One generator a client, advanced as by `num_steps` calls of `draw_rows`.
         num_steps: Number of batches a client.
         batch_size: Records a batch, the whole pool where it is smaller.
     """
@@ -46,7 +47,8 @@ def draw_batches(
     for i, (pool, rng) in enumerate(zip(pools, rngs, strict=True)):
         size = int(sizes[i])
         for step in range(num_steps):
-            rows[i, step, :size] = rng.choice(counts[i], size=size, replace=False)
+            drawn = rng.choice(counts[i], size=size, replace=False)
+            rows[i, step, :size] = drawn if pool.received is None else np.sort(drawn)
         rows[i, :, size:] = rows[i, :, :1]
         num_remote.append(int((rows[i, :, :size] >= pool.num_own).sum()))
     return Draws(rows=rows, sizes=sizes, num_remote=num_remote)
@@ -65,7 +67,7 @@ def join_rows(parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         ([2, 0], True)
     """
     first = parts[0]
-    row = first[0].numel()
+    row = math.prod(first.shape[1:])
     if row > 0 and all(
         part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         and part.dtype == first.dtype
@@ -75,7 +77,7 @@ def join_rows(parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         for part in parts
     ):
         count = first.untyped_storage().nbytes() // first.element_size() // row
-        whole = first.as_strided((count, *first.shape[1:]), first.stride(), 0)
+        whole = first.as_strided((count, *first.shape[1:]), (row, *first[0].contiguous().stride()), 0)
         return whole, [int(part.storage_offset()) // row for part in parts]
     return torch.cat(list(parts)), np.cumsum([0, *[len(part) for part in parts[:-1]]]).tolist()
 

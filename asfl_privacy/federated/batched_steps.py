@@ -16,7 +16,7 @@ from asfl_privacy.accounting.checks import check_integer
 from asfl_privacy.federated.batched_draws import draw_batches, join_pools, join_rows, to_device
 from asfl_privacy.federated.correction import record_losses
 from asfl_privacy.federated.stacked_network import Stacked, StackedNetwork, stack_network
-from asfl_privacy.federated.steps import Pool
+from asfl_privacy.federated.steps import Pool, Rule, Taken, take_step
 from asfl_privacy.federated.weights import Weights
 
 
@@ -91,10 +91,12 @@ def run_steps_batched(
     rngs: Sequence[np.random.Generator],
     num_steps: int,
     batch_size: int,
-    lr: float,
+    rule: Rule,
     transition: Tensor | None = None,
+    corrections: Sequence[Mapping[str, Tensor] | None] | None = None,
+    keep_gradient: bool = False,
     at_once: int | None = None,
-) -> tuple[list[Weights], list[int]]:
+) -> tuple[list[Weights], list[Taken]]:
     """Take every client's SGD steps, all clients at once.
 
     Args:
@@ -104,13 +106,15 @@ def run_steps_batched(
         rngs: Source of each client's mini-batches.
         num_steps: Number of steps; 0 leaves the weights as they were.
         batch_size: Records a step and client, the whole pool where it is smaller.
-        lr: Learning rate.
+        rule: How a step moves the parameters.
         transition: As `run_steps`.
+        corrections: Each client's, as `run_steps`; None for none.
+        keep_gradient: As `run_steps`.
         at_once: Most clients to compute together, which bounds memory; None for all. Convolutions on a CPU are fastest
             with the few whose activations fit its cache.
 
     Returns:
-        Each client's weights after its steps, and how many of the records it drew were remote, in the order given.
+        Each client's weights after its steps, and counts and mean gradient, in the order given.
 
     Raises:
         ValueError: Lists of different lengths, an empty pool, weights that lack an entry of the network, noisy labels
@@ -130,33 +134,39 @@ def run_steps_batched(
         >>> pool = Pool(inputs=torch.ones(3, 2), labels=torch.tensor([0, 1, 1]))
         >>> rngs = [np.random.default_rng(seed) for seed in (0, 1)]
         >>> start = [net.state_dict()] * 2
-        >>> after, num_remote = run_steps_batched(
-        ...     batch_network(net), start, [pool] * 2, rngs=rngs, num_steps=1, batch_size=2, lr=0.1
+        >>> after, taken = run_steps_batched(
+        ...     batch_network(net), start, [pool] * 2, rngs=rngs, num_steps=1, batch_size=2, rule=Rule(lr=0.1)
         ... )
-        >>> len(after), num_remote
+        >>> len(after), [one.num_remote for one in taken]
         (2, [0, 0])
     """
     _check_arguments(
         network.stacked, weights, pools, rngs=rngs, num_steps=num_steps, batch_size=batch_size, at_once=at_once
     )
+    corrections = [None] * len(pools) if corrections is None else corrections
     if num_steps == 0 or not pools:
-        return [dict(given) for given in weights], [0] * len(pools)
+        nothing = {name: torch.zeros_like(network.stacked.templates[name]) for name in network.stacked.trained}
+        return [dict(given) for given in weights], [Taken(0, dict(nothing) if keep_gradient else None) for _ in pools]
     draws = draw_batches(pools, rngs=rngs, num_steps=num_steps, batch_size=batch_size)
     results: list[Weights] = [{}] * len(pools)
+    gradients: list[Weights | None] = [None] * len(pools)
     for members in _groups(draws.sizes, apart=network.stacked.mixes_records, at_once=at_once or len(pools)):
         largest = int(draws.sizes[members].max())
-        after = _run_group(
+        after, kept = _run_group(
             network,
             [weights[i] for i in members],
             [pools[i] for i in members],
             rows=draws.rows[members, :, :largest],
             sizes=draws.sizes[members],
-            lr=lr,
+            rule=rule,
             transition=transition,
+            corrections=[corrections[i] for i in members],
+            keep_gradient=keep_gradient,
         )
-        for i, trained in zip(members, after, strict=True):
-            results[i] = {**weights[i], **trained}
-    return results, draws.num_remote
+        for place, i in enumerate(members):
+            results[i] = {**weights[i], **after[place]}
+            gradients[i] = kept[place] if keep_gradient else None
+    return results, [Taken(*one) for one in zip(draws.num_remote, gradients, strict=True)]
 
 
 def _run_group(
@@ -166,17 +176,21 @@ def _run_group(
     *,
     rows: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    lr: float,
+    rule: Rule,
     transition: Tensor | None,
-) -> list[Weights]:
-    """Steps of clients that are computed together; rows of shape (clients, steps, records)."""
+    corrections: Sequence[Mapping[str, Tensor] | None],
+    keep_gradient: bool,
+) -> tuple[list[Weights], list[Weights]]:
+    """Steps of clients that are computed together, and their mean gradients; rows of shape (clients, steps, records)."""
     stacked = network.stacked
     values = {
         name: torch.stack([given[name].detach() for given in weights]).to(template)
         for name, template in stacked.templates.items()
     }
-    trained = [values[name].requires_grad_() for name in stacked.trained]
-    num_clients, _, num_records = rows.shape
+    trained = {name: values[name].requires_grad_() for name in stacked.trained}
+    total = {name: torch.zeros_like(value) for name, value in trained.items()} if keep_gradient else {}
+    correction, directions = _stacked_corrections(corrections, templates=stacked.templates), dict[str, Tensor]()
+    num_clients, num_steps, num_records = rows.shape
     inputs, where = join_pools(pools, rows=rows)
     device = inputs.device
     batches = to_device(where.transpose(1, 2, 0), device).flatten(1)  # (steps, records, clients): see StackedNetwork
@@ -184,14 +198,32 @@ def _run_group(
     for batch, targets in zip(batches, steps, strict=True):
         drawn = inputs.index_select(0, batch).reshape(num_records, num_clients, *inputs.shape[1:])
         loss = network.loss(values, drawn, targets)
-        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-        used = [(p, g) for p, g in zip(trained, gradients, strict=True) if g is not None]
-        with torch.no_grad():
-            torch._foreach_add_([p for p, _ in used], [g for _, g in used], alpha=-lr)
-    return [
-        {name: value.detach()[i].clone() for name, value in values.items()}  # a view would keep all clients' in memory
-        for i in range(num_clients)
-    ]
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
+        for name, kept in total.items():
+            if name in gradients:
+                kept.add_(gradients[name], alpha=1.0 / num_steps)
+        take_step(trained, gradients, rule=rule, correction=correction, directions=directions)
+    return _apart(values, num_clients=num_clients), _apart(total, num_clients=num_clients)
+
+
+def _apart(values: Stacked, *, num_clients: int) -> list[Weights]:
+    """Each client's own rows, copied: a view would keep all clients' in memory."""
+    return [{name: value.detach()[i].clone() for name, value in values.items()} for i in range(num_clients)]
+
+
+def _stacked_corrections(
+    corrections: Sequence[Mapping[str, Tensor] | None], *, templates: Mapping[str, Tensor]
+) -> Stacked | None:
+    """The corrections of all clients, one row a client; zeros for clients or parameters without."""
+    names = dict.fromkeys(name for one in corrections if one is not None for name in one)
+    if not names:
+        return None
+    given = [{} if one is None else one for one in corrections]
+    return {
+        name: torch.stack([one.get(name, torch.zeros_like(templates[name])) for one in given]).to(templates[name])
+        for name in names
+    }
 
 
 def _loss(logits: Tensor, targets: Targets) -> Tensor:

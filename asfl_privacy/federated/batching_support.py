@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asfl_privacy.federated.batched_steps import batch_network, run_steps_batched
-from asfl_privacy.federated.steps import Pool, run_steps
+from asfl_privacy.federated.steps import Pool, Rule, run_steps
 from asfl_privacy.federated.weights import Weights, read_weights
 from asfl_privacy.mechanisms import NoiseLayer
 from asfl_privacy.mechanisms.stateless import run_stateless
@@ -20,7 +20,7 @@ _POOL_SIZES = (5, 3, 2)
 """Records of the made-up clients: one pool larger than a batch, one as large, one smaller."""
 _BATCH_SIZE = 3
 _NUM_STEPS = 2
-_LR = 0.1
+_RULE = Rule(lr=0.1)
 _TOLERANCE = 1e-9
 """Largest distance in float64 from what `run_steps` leaves, relative to how far a parameter moved."""
 _DRAWING = (
@@ -106,7 +106,7 @@ def _probe(network: nn.Module, pool: Pool) -> str | None:
                 rngs=_rngs(),
                 num_steps=_NUM_STEPS,
                 batch_size=_BATCH_SIZE,
-                lr=_LR,
+                rule=_RULE,
             )
     return _difference(starts, slow, fast)
 
@@ -116,7 +116,7 @@ def _one_by_one(network: nn.Module, starts: Sequence[Weights], pools: Sequence[P
     for start, pool, rng in zip(starts, pools, _rngs(), strict=True):
         twin = copy.deepcopy(network)
         twin.load_state_dict(start)
-        run_steps(twin, pool, num_steps=_NUM_STEPS, batch_size=_BATCH_SIZE, lr=_LR, rng=rng)
+        run_steps(twin, pool, num_steps=_NUM_STEPS, batch_size=_BATCH_SIZE, rule=_RULE, rng=rng)
         results.append(read_weights(twin))
     return results
 

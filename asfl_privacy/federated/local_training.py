@@ -6,7 +6,7 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from asfl_privacy.federated.correction import record_losses
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.phases import Charge, Remaining, Stage, State, Update
+from asfl_privacy.federated.phases import Charge, Remaining, Stage, State, Steps, Update
 from asfl_privacy.federated.private_steps import run_private_steps
 from asfl_privacy.federated.private_updates import AddNoise, privatize_update, trained_names
 from asfl_privacy.federated.settings import Privacy
@@ -34,23 +34,6 @@ RESOLUTION = 26
 """Bits by which the lattice of update noise is finer than its standard deviation."""
 
 
-@dataclass(frozen=True)
-class Steps:
-    """What local steps leave besides the scratch network.
-
-    Attributes:
-        drawn: Records drawn.
-        drawn_remote: How many of them came from another client.
-        charges: What the ledger must hold before anything computed from the network leaves.
-        remaining: How many more noised steps each record may enter, or None for no limit.
-    """
-
-    drawn: int
-    drawn_remote: int
-    charges: tuple[Charge, ...]
-    remaining: Remaining
-
-
 def run_stages(
     stages: tuple[Stage, ...],
     state: State,
@@ -60,7 +43,7 @@ def run_stages(
     plan: ReleasePlan | None,
     remaining: Remaining,
     round: int,
-) -> Update:
+) -> tuple[Update, tuple[Steps, ...]]:
     """A client's local work from the round's global network to the update that leaves.
 
     Args:
@@ -71,6 +54,9 @@ def run_stages(
         plan: Noise of the round, or None.
         remaining: How many more noised steps each record of the data set may enter, or None.
         round: Round number.
+
+    Returns:
+        The update, and what each stage left.
     """
     federation.load(state.weights, training=True)
     watch, done = Stopwatch(), []
@@ -80,11 +66,9 @@ def run_stages(
                 federation.split.tail
                 if stage.part == "tail"
                 else trained_network(federation, plan, client=client, round=round),
-                stage.pool,
+                stage,
                 client=client,
                 federation=federation,
-                num_steps=stage.num_steps,
-                purpose=stage.purpose,
                 remaining=remaining,
                 round=round,
             )
@@ -94,17 +78,15 @@ def run_stages(
     update = finish_update(
         weights, state, client, federation=federation, steps=tuple(done), remaining=remaining, round=round
     )
-    return replace(update, seconds=watch.seconds)
+    return replace(update, seconds=watch.seconds), tuple(done)
 
 
 def local_steps(
     network: nn.Module,
-    pool: Pool,
+    stage: Stage,
     *,
     client: int,
     federation: Federation,
-    num_steps: int,
-    purpose: str,
     remaining: Remaining,
     round: int,
 ) -> Steps:
@@ -112,37 +94,59 @@ def local_steps(
 
     Args:
         network: The scratch network or a part of it, changed in place.
-        pool: What mini-batches are drawn from; own rows without `records` are released already and cost nothing more.
+        stage: What is asked; own rows of its pool without `records` are released already and cost nothing more.
         client: Client number.
         federation: The federation.
-        num_steps: Number of steps.
-        purpose: Names the stream of mini-batches and noise.
         remaining: How many more noised steps each record of the data set may enter, or None.
         round: Round number.
+
+    Raises:
+        ValueError: A correction or another objective where the steps are noised or the network is another.
     """
     settings, privacy = federation.settings, federation.privacy
+    pool, num_steps, purpose = stage.pool, stage.num_steps, stage.purpose
     rng = numpy_stream(settings.seed, round=round, client=client, purpose=purpose)
     drawn = num_steps * min(settings.batch_size, len(pool.labels))
     transition = None
     if pool.noisy is not None and privacy is not None and privacy.label_epsilon is not None:
         transition = transition_matrix(federation.data.num_classes, epsilon=privacy.label_epsilon).to(federation.device)
     if privacy is None or privacy.updates != "dp-sgd" or pool.records is None or num_steps == 0:
+        names = _names(network, federation=federation)
+        correction = None
+        if stage.correction is not None:
+            correction = {theirs: stage.correction[name] for theirs, name in names.items() if name in stage.correction}
         twin = network if is_plain(network, also=(Normalize,)) else _copy(network)
         if federation.device.type == "cuda":
             _put_channels_last(twin)
-        remote = run_steps(
+        taken = run_steps(
             twin,
             pool,
             rng=rng,
             num_steps=num_steps,
             batch_size=settings.batch_size,
-            lr=settings.lr,
+            rule=settings.rule(round),
             transition=transition,
             autocast=settings.autocast,
+            correction=correction,
+            objective=stage.objective,
+            keep_gradient=stage.keep_gradient,
         )
         if twin is not network:  # whatever else the steps left in the copy goes with it
             network.load_state_dict(twin.state_dict())
-        return Steps(drawn=drawn, drawn_remote=remote, charges=(), remaining=remaining)
+        return Steps(
+            drawn=drawn,
+            drawn_remote=taken.num_remote,
+            charges=(),
+            remaining=remaining,
+            mean_gradient=None
+            if taken.mean_gradient is None
+            else {names[theirs]: value for theirs, value in taken.mean_gradient.items()},
+        )
+    if stage.correction is not None or stage.objective is not None or stage.keep_gradient:
+        raise ValueError(
+            "updates dp-sgd noises plain gradients alone, and this method's steps are others; use method fedavg, asfl or "
+            "fedvarp, or updates none"
+        )
     noise = update_noise(privacy)
     done = run_private_steps(
         network,
@@ -155,7 +159,7 @@ def local_steps(
         spacing=noise.spacing,
         num_steps=num_steps,
         batch_size=settings.batch_size,
-        lr=settings.lr,
+        rule=settings.rule(round),
     )
     num_values = sum(p.numel() for p in network.parameters() if p.requires_grad)
     if remaining is not None:
@@ -237,6 +241,12 @@ def update_noise(privacy: Privacy) -> LatticeNoise:
         spacing=spacing,
         sensitivity=2.0 * privacy.update_clip,
     )
+
+
+def _names(network: nn.Module, *, federation: Federation) -> dict[str, str]:
+    """What the federation's network calls the parameters of one that is made of its blocks."""
+    names = {id(parameter): name for name, parameter in federation.model.named_parameters()}
+    return {theirs: names.get(id(parameter), theirs) for theirs, parameter in network.named_parameters()}
 
 
 def _copy(network: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ Phases take state and return state; none keeps anything between calls, so resume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asfl_privacy.federated.client_states import ClientState, ClientStates, MemoryClientStates
 from asfl_privacy.federated.federation import Federation
-from asfl_privacy.federated.steps import Pool
+from asfl_privacy.federated.steps import Objective, Pool
 from asfl_privacy.federated.stopwatch import Seconds
 from asfl_privacy.federated.weights import Weights, average_weights
 from asfl_privacy.mechanisms import ReleasePlan
@@ -142,6 +142,43 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What local steps leave besides the scratch network.
+
+    Attributes:
+        drawn: Records drawn.
+        drawn_remote: How many of them came from another client.
+        charges: What the ledger must hold before anything computed from the network leaves.
+        remaining: How many more noised steps each record may enter, or None for no limit.
+        mean_gradient: Mean raw gradient of the steps, by parameter name of what they trained; None where it was not kept.
+    """
+
+    drawn: int
+    drawn_remote: int
+    charges: tuple[Charge, ...]
+    remaining: Remaining
+    mean_gradient: Weights | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes sent so far, by channel.
+
+    Attributes:
+        model: Weights, and what else of the network's size a method sends, down to and up from the sampled clients.
+        activations: Activations, and gradients with respect to them.
+        labels: Their labels.
+    """
+
+    model: int = 0
+    activations: int = 0
+    labels: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.model + other.model, self.activations + other.activations, self.labels + other.labels)
+
+
+@dataclass(frozen=True)
 class Stage:
     """One part of a client's local work: plain steps of the tail or of the whole network on a pool.
 
@@ -149,11 +186,17 @@ class Stage:
         part: What is trained; the rest stays as the stage before left it.
         pool: What mini-batches are drawn from.
         num_steps: Number of steps.
+        correction: Added to each step's gradient, by parameter name of the part; None for none.
+        objective: What else is minimised; None for nothing.
+        keep_gradient: Whether the mean raw gradient is kept.
     """
 
     part: Literal["tail", "full"]
     pool: Pool
     num_steps: int
+    correction: Weights | None = None
+    objective: Objective | None = None
+    keep_gradient: bool = False
 
     @property
     def purpose(self) -> str:
@@ -167,6 +210,16 @@ class Method(Protocol):
     @property
     def name(self) -> str:
         """What rows and flags call it."""
+        ...
+
+    @property
+    def shares(self) -> bool:
+        """Whether clients exchange activations before their local steps."""
+        ...
+
+    @property
+    def in_the_clear(self) -> str:
+        """What clients send beside weights and payloads and nothing protects; empty for nothing."""
         ...
 
     def prepare(self, state: State, *, federation: Federation, round: int) -> ReleasePlan | None:
@@ -205,19 +258,31 @@ class Method(Protocol):
         """One client's local steps, of which those that are noised use records within their budget alone."""
         ...
 
-    def aggregate(self, state: State, updates: Mapping[int, Update]) -> State:
+    def aggregate(self, state: State, updates: Mapping[int, Update], *, federation: Federation, round: int) -> State:
         """The next round's state."""
+        ...
+
+    def traffic(
+        self, state: State, cohort: Sequence[int], deliveries: Sequence[Delivery], *, federation: Federation
+    ) -> Traffic:
+        """Bytes of a round, by channel."""
         ...
 
 
 @runtime_checkable
 class StagedMethod(Method, Protocol):
-    """A method whose `train` is `run_stages` of its stages, so that many clients can take their steps at once."""
+    """A method whose `train` is `run_stages` of its stages and `finish`, so that many clients can take steps at once."""
 
     def stages(
-        self, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
+        self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
     ) -> tuple[Stage, ...]:
         """One client's local work, in order."""
+        ...
+
+    def finish(
+        self, update: Update, state: State, client: int, *, steps: Sequence[Steps], federation: Federation, round: int
+    ) -> Update:
+        """The update with what the client keeps of its local work."""
         ...
 
 

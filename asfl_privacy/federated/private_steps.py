@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.accounting.checks import check_integer, check_real
 from asfl_privacy.federated.private_updates import AddNoise, check_clip_norm, noised_sum
-from asfl_privacy.federated.steps import Pool, draw_rows
+from asfl_privacy.federated.steps import Pool, Rule, draw_rows, take_step
 from asfl_privacy.mechanisms.stateless import run_stateless
 
 RecordLosses = Callable[[Tensor, Tensor], Tensor]
@@ -48,7 +48,7 @@ def run_private_steps(
     *,
     num_steps: int,
     batch_size: int,
-    lr: float,
+    rule: Rule,
     rng: np.random.Generator,
     clip: float,
     add_noise: AddNoise,
@@ -66,7 +66,7 @@ def run_private_steps(
         pool: What is drawn from. Rows from `num_own` on are what others released, so nobody is charged for them.
         num_steps: Number of steps; 0 leaves the network as it was.
         batch_size: Records a step, at most the pool.
-        lr: Learning rate.
+        rule: How a step moves the parameters; momentum and weight decay work on what is noised already.
         rng: Source of the mini-batches.
         clip: C > 0.
         add_noise: Adds noise of standard deviation σ to each coordinate of a float64 vector, in the units of the sum.
@@ -100,7 +100,7 @@ def run_private_steps(
     """
     check_integer("num_steps", num_steps, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
-    check_real("lr", lr, minimum=0.0, exclusive=True, fix="pass e.g. lr=0.1")
+    check_real("lr", rule.lr, minimum=0.0, exclusive=True, fix="pass e.g. Rule(lr=0.1)")
     check_clip_norm(clip)
     remaining = _checked_allowance(allowance, pool=pool, num_steps=num_steps)
     participations = np.zeros(pool.num_own, dtype=np.int64)
@@ -109,9 +109,9 @@ def run_private_steps(
     twin = copy_for_gradients(network)  # what Opacus hangs on modules and parameters goes with the copy
     kept = _buffers(twin)
     gradients = _checked_gradients(twin, pool, losses=losses)
-    parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-    sizes = [parameter.numel() for parameter in parameters]
-    num_remote = 0
+    parameters = {name: value for name, value in twin.named_parameters() if value.requires_grad}
+    sizes = [parameter.numel() for parameter in parameters.values()]
+    num_remote, directions = 0, dict[str, Tensor]()
     for _ in range(num_steps):
         batch = draw_rows(pool, batch_size=batch_size, rng=rng)
         drawn = batch.numpy()
@@ -126,9 +126,12 @@ def run_private_steps(
         if not contributes.all():  # not a product with the mask: 0·NaN is NaN
             rows[torch.from_numpy(~contributes).to(rows.device)] = 0.0
         step = noised_sum(rows, clip=clip, add_noise=add_noise, spacing=spacing) / len(batch)
-        with torch.no_grad():
-            for parameter, piece in zip(parameters, torch.split(step, sizes), strict=True):
-                parameter.add_(piece.reshape(parameter.shape).to(parameter.dtype), alpha=-lr)
+        pieces = torch.split(step, sizes)
+        gradients_by_name = {
+            name: piece.reshape(value.shape).to(value.dtype)
+            for (name, value), piece in zip(parameters.items(), pieces, strict=True)
+        }
+        take_step(parameters, gradients_by_name, rule=rule, correction=None, directions=directions)
     for name, buffer in _buffers(twin).items():
         if not torch.equal(buffer, kept[name]):
             raise ValueError(

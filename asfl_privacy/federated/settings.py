@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from asfl_privacy.accounting.budget import RecordBudget
+from asfl_privacy.federated.schedules import CONSTANT, Schedule
+from asfl_privacy.federated.steps import Rule
 
 UPDATES_ONLY = "updates"
 """The placement of a private run that shares no activations: its updates alone are noised."""
@@ -70,6 +72,32 @@ class Privacy:
 
 
 @dataclass(frozen=True)
+class MethodOptions:
+    """What single methods ask for besides sizes and rates; the others ignore it.
+
+    Attributes:
+        server_lr: η_g, step of the server along the mean update (SCAFFOLD, FedPVR, FedVARP).
+        corrected_from: Name of the first block whose parameters FedPVR corrects, or `auto` for the last one alone.
+        mu: μ, weight of MOON's contrastive loss.
+        temperature: T of that loss.
+        prototype_weight: λ, weight of FedProto's distance to the global prototypes.
+        prototype_mean: How the server averages prototypes: by class counts (`weighted`, the paper) or `unweighted`
+            (public code).
+    """
+
+    server_lr: float = 1.0
+    corrected_from: str = "auto"
+    mu: float = 1.0
+    temperature: float = 0.5
+    prototype_weight: float = 1.0
+    prototype_mean: Literal["weighted", "unweighted"] = "weighted"
+
+
+NO_OPTIONS = MethodOptions()
+"""What methods do where nothing is asked."""
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """Sizes and rates of one run.
 
@@ -80,13 +108,17 @@ class TrainingSettings:
         tail_steps: τ', steps of the tail round on remote and own activations.
         full_steps: τ, local steps on the whole network.
         batch_size: Records a step.
-        lr: Learning rate of plain SGD.
+        lr: Learning rate of SGD in the first round.
         seed: Seed of the run.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         last_evaluations: Number of final evaluations whose mean is the run's accuracy.
         exchange_layer: Name of the block at whose end activations leave, or `auto`.
         precision: Arithmetic of plain local steps: `float32`, or `bfloat16` where torch's autocast uses it. Noised steps,
             certificates, noise and releases are computed as always.
+        momentum: Of local steps, in [0, 1).
+        weight_decay: Of local steps, ≥ 0.
+        schedule: Of the learning rate over rounds.
+        options: What single methods ask for.
     """
 
     clients: int
@@ -101,6 +133,15 @@ class TrainingSettings:
     last_evaluations: int = 5
     exchange_layer: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Schedule = CONSTANT
+    options: MethodOptions = NO_OPTIONS
+
+    def rule(self, round: int) -> Rule:
+        """How local steps of a round move the parameters."""
+        lr = self.lr * self.schedule.multiplier(round, rounds=self.rounds)
+        return Rule(lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     @property
     def autocast(self) -> torch.dtype | None:

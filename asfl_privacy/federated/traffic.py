@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from asfl_privacy.federated.phases import Delivery
+from asfl_privacy.federated.phases import Delivery, Traffic
 from asfl_privacy.federated.weights import Weights, count_bytes
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes sent so far, by channel.
-
-    Attributes:
-        model: Weights down to and up from the sampled clients: 2P a client and round.
-        activations: Released activations, client to client.
-        labels: Their labels.
-    """
-
-    model: int = 0
-    activations: int = 0
-    labels: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.model + other.model, self.activations + other.activations, self.labels + other.labels)
 
 
 def count_traffic(weights: Weights, *, cohort_size: int, deliveries: Sequence[Delivery]) -> Traffic:

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import logging
+import pickle
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +39,10 @@ def run_stateless(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
     Guarantee:
         Nothing that the module or its parts hold differs after the call, bit for bit: parameters, buffers (persistent
-        or not), attributes of any depth, class attributes, closures, and the values and containers among the globals
-        that their own methods name. Outside the claim: files, other globals, generators and compiled extensions.
+        or not) with their gradients, layout in memory and all of the memory that they are views of, attributes of any
+        depth, class attributes, code and closures, and the values and containers among the globals that their own methods
+        name. Outside the claim: files, other globals, generators, locks and what else pickle cannot write, compiled
+        extensions, and which of several equal numbers or texts is the same object as which.
 
     Edge cases:
         BatchNorm in train mode is refused; a module that counts its calls is refused too.
@@ -109,18 +112,21 @@ def _snapshot(root: object, seen: dict[int, tuple[int, object]]) -> list[bytes]:
     waiting = [root]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, _PLAIN):
-            found.append(f"{type(value).__qualname__}={value!r};".encode())
+        kind = type(value)
+        if _is_word(value) or isinstance(value, _OPAQUE):
+            found.append(f"{kind.__qualname__}={value!r};".encode())
         elif id(value) in seen:
             found.append(b"%d;" % seen[id(value)][0])
         else:
             seen[id(value)] = (len(seen), value)
             held = _held(value)
-            found.append(f"{type(value).__qualname__}*{len(held)};".encode() + _data(value))
+            found.append(f"{kind.__qualname__}*{len(held)};".encode() + _data(value))
             shown: list[object] = []
             for part in held:
-                if type(part) in _WORDS or _is_of_words(part):
+                if _is_word(part):
                     shown.append(part)
+                elif _is_of_words(part):  # which object it is counts: a list of two such objects can spell a record
+                    shown.append((seen.setdefault(id(part), (len(seen), part))[0], part))
                 else:
                     shown.append(...)
                     waiting.append(part)
@@ -128,21 +134,47 @@ def _snapshot(root: object, seen: dict[int, tuple[int, object]]) -> list[bytes]:
     return found
 
 
+def _is_word(value: object) -> bool:
+    """Whether its repr says all of it: exact plain types; the bits of a NaN do not show."""
+    return type(value) in _WORDS and value == value
+
+
 def _is_of_words(value: object) -> bool:
-    """Whether its repr says all of it: a tuple of words, or a container with nothing in it."""
+    """Whether its repr says what is in it: a tuple of words, or a container with nothing in it."""
     kind = type(value)
     if kind is tuple:
-        return _WORDS.issuperset(map(type, value))  # type: ignore[call-overload]  # it is a tuple
+        return all(map(_is_word, value))  # type: ignore[call-overload]  # it is a tuple
     return kind in _CONTAINERS_OF_PYTHON and not value
 
 
 def _data(value: object) -> bytes:
-    """The numbers of a tensor or an array."""
+    """What a value says by itself: the numbers of a tensor or an array, the bits of a number, what pickle writes."""
     if isinstance(value, torch.Tensor):
         return _tensor_bytes(value)
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
-        return f"{value.shape}{value.dtype}".encode() + value.tobytes()
-    return b""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return b"" if value.dtype == object else f"{value.shape}{value.dtype}".encode() + value.tobytes()
+    for kind in _SIMPLE:
+        if isinstance(value, kind):  # NaN, or a subclass, whose own repr may say anything
+            bits = np.array(value, dtype=complex).tobytes() if kind in (float, complex) else b""
+            return bits + kind.__repr__(value).encode()  # type: ignore[call-arg]  # of an instance
+    if isinstance(value, types.FunctionType):
+        return value.__code__.co_code if _is_own(value) else b""
+    if _is_transparent(value):
+        return b""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return b""
+
+
+def _is_transparent(value: object) -> bool:
+    """Whether ``_held`` looks into it."""
+    kinds = (nn.Module, dict, Mapping, *_CONTAINERS, types.MethodType, functools.partial)
+    return (
+        isinstance(value, kinds)
+        or hasattr(value, "__dict__")
+        or any("__slots__" in vars(k) for k in type(value).__mro__)
+    )
 
 
 def _held(value: object) -> list[object]:
@@ -154,6 +186,11 @@ def _held(value: object) -> list[object]:
         held += [*value.keys(), *value.values()]
     elif isinstance(value, _CONTAINERS):
         held += value
+        if isinstance(value, deque):
+            held.append(value.maxlen)
+    elif isinstance(value, torch.Tensor):
+        if value.is_leaf and value.grad is not None:
+            held.append(value.grad)
     elif isinstance(value, np.ndarray) and value.dtype == object:
         held += value.tolist()
     elif isinstance(value, types.MethodType):
@@ -172,10 +209,7 @@ def _held(value: object) -> list[object]:
         for base in filter(_is_own, type(value).__mro__):
             slots = base.__dict__.get("__slots__", ())
             held += [getattr(value, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
-            if isinstance(value, nn.Module):
-                held += [
-                    part for name, kept in vars(base).items() if not name.startswith("__") for part in (name, kept)
-                ]
+            held += [part for name, kept in vars(base).items() if not name.startswith("__") for part in (name, kept)]
     return held
 
 
@@ -186,7 +220,7 @@ def _is_own(code: type | types.FunctionType) -> bool:
 def _held_by_function(function: types.FunctionType) -> Iterator[object]:
     if not _is_own(function):
         return
-    yield from (function.__defaults__, function.__kwdefaults__)
+    yield from (function.__defaults__, function.__kwdefaults__, function.__code__.co_consts)
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -201,14 +235,32 @@ def _held_by_function(function: types.FunctionType) -> Iterator[object]:
 
 def _tensor_bytes(tensor: torch.Tensor) -> bytes:
     values = tensor.detach()
-    header = f"{tuple(values.shape)} {values.dtype} {values.device}".encode()
+    header = f"{tuple(values.shape)} {values.dtype} {values.device} {tensor.requires_grad}".encode()
     if values.is_meta:
         return header
-    if values.dtype in _AS_NUMPY and values.is_cpu and values.layout == torch.strided and not values.is_neg():
-        return header + values.numpy().tobytes()
+    try:
+        if values.layout != torch.strided or values.is_quantized or values.is_nested:
+            return header + _compared(values)
+        memory = values.untyped_storage()
+        laid = f"{values.stride()} {values.storage_offset()} {values.is_neg()} {values.is_conj()}".encode()
+        if memory.nbytes() > values.numel() * values.element_size():  # what lies beside a view is kept as well
+            whole = torch.empty(0, dtype=torch.uint8, device=values.device).set_(memory)
+            return header + laid + whole.cpu().numpy().tobytes()
+        if values.dtype in _AS_NUMPY and values.is_cpu and not values.is_neg():
+            return header + laid + values.numpy().tobytes()
+        return header + laid + _compared(values)
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"the head holds a tensor of {values.dtype} whose values cannot be read ({line}): nobody could tell whether it "
+            "kept a record; hold ordinary tensors"
+        ) from error
+
+
+def _compared(values: torch.Tensor) -> bytes:
     if values.is_quantized:
         values = values.int_repr()
     if values.layout != torch.strided:
         values = values.to_dense()
     values = values.resolve_conj().resolve_neg().cpu().contiguous()
-    return header + values.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return values.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -72,7 +72,7 @@ def display_table(cells: Sequence[Cell]) -> Display:
 def varying_settings(cells: Sequence[Cell]) -> list[str]:
     """Settings with more than one value among the cells where they have a meaning, method and mechanism apart.
 
-    Steps are compared among the cells other than FedAvg, which by design runs τ'+τ full steps.
+    Steps are compared among the cells that share activations: the others run τ'+τ full steps by design.
     """
     return [column for column in SETTINGS if column not in ("method", "mech") and len(set(_values(cells, column))) > 1]
 
@@ -81,7 +81,7 @@ def _values(cells: Sequence[Cell], column: str) -> list[Value]:
     return [
         cell.settings[column]
         for cell in cells
-        if cell.settings[column] is not None and not (column in _STEPS and cell.settings["method"] == "fedavg")
+        if cell.settings[column] is not None and not (column in _STEPS and cell.settings["tail_steps"] == 0)
     ]
 
 
@@ -100,7 +100,7 @@ def _line(cell: Cell, line: Mapping[Hashable, Value], *, columns: Sequence[str])
         return None if value is None else 100.0 * value
 
     name = cell_name(cell.settings)
-    if cell.settings["method"] == "fedavg" and cell.settings["full_steps"] is not None:
+    if cell.settings["tail_steps"] == 0 and cell.settings["full_steps"] is not None:
         name += f", {exact(cell.settings['full_steps'])} full steps"
     good, failed = len(cell.runs), len(cell.failed)
     return (

@@ -62,6 +62,7 @@ COLUMNS: Final[tuple[str, ...]] = (
     "epsilon_labels",
     "epsilon_updates",
     "held_back",
+    "options",
 )
 
 _TEXT: Final = frozenset(
@@ -80,6 +81,7 @@ _TEXT: Final = frozenset(
         "calibration",
         "reproducible",
         "exchange_layer",
+        "options",
     }
 )
 _COUNTS: Final = frozenset(

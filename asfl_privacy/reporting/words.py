@@ -33,9 +33,10 @@ SETTING_NAMES: Final[dict[str, str]] = {
     "labels": "labels",
     "updates": "updates",
     "calibration": "calibration",
+    "options": "steps and method",
     "reproducible": "noise from the seed",
 }
-_METHODS: Final = {"asfl": "ASFL", "fedavg": "FedAvg"}
+_METHODS: Final = {"asfl": "ASFL", "fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedpvr": "FedPVR", "fedvarp": "FedVARP"}
 _MECHANISMS: Final = {"none": "no noise", "gaussian": "Gaussian", "laplace": "Laplace"}
 _NORM_MEANINGS: Final = {
     1.0: "the sum of the absolute pixel differences",
@@ -46,7 +47,8 @@ _NORM_MEANINGS: Final = {
 
 def method_name(value: Value) -> str:
     """The method as it is written in text: ASFL, FedAvg, others as they are."""
-    return _METHODS.get(str(value), str(value))
+    base, plus, sharing = str(value).partition("+")
+    return _METHODS.get(base, base) + (" + " + sharing if plus else "")
 
 
 def mechanism_name(value: Value) -> str:

@@ -180,11 +180,14 @@ def test_client_states_elsewhere_are_refused(tmp_path):
 # A run goes on
 
 
+TWO_RELEASES = RecordBudget(gaussian_budget=0.6, pure_budget=1.0, excess_budget=1e-6, tail_budget=1e-12)
+
+
 @pytest.mark.parametrize(
     "privacy",
     [
         None,
-        {"label_epsilon": 1.0, "noise": "once", "budget": RecordBudget(gaussian_budget=0.6, pure_budget=1.0)},
+        {"label_epsilon": 1.0, "noise": "once", "budget": TWO_RELEASES},
         {"updates": "dp-fedavg", "update_multiplier": 3.0},
     ],
 )

@@ -19,7 +19,7 @@ from asfl_privacy.federated.batched_steps import batch_network, run_steps_batche
 from asfl_privacy.federated.local_training import _put_channels_last, own_records
 from asfl_privacy.federated.private_updates import noised_sum
 from asfl_privacy.federated.sharing import NOISED_INPUTS, plan_sharing
-from asfl_privacy.federated.steps import run_steps
+from asfl_privacy.federated.steps import Rule, run_steps
 from asfl_privacy.federated.streams import numpy_stream
 from asfl_privacy.mechanisms import Gaussian, NoiseLayer, add_noise, apply_release, finish_release, plan_release
 from asfl_privacy.mechanisms.lattice import SeededSource
@@ -318,7 +318,7 @@ def test_local_steps_wait_for_nothing(digits):
     federation.load(federation.initial_weights, training=True)
     pool, network = own_records(federation, 0), federation.model
     prepared = batch_network(network, channels_last=True)
-    sizes = {"num_steps": 5, "batch_size": 16, "lr": 0.1}
+    sizes = {"num_steps": 5, "batch_size": 16, "rule": Rule(0.1)}
 
     def rngs():
         return [numpy_stream(0, round=0, client=client, purpose="full steps") for client in (0, 1)]

@@ -52,8 +52,8 @@ class Keeps(ASFL):
             client_state={**kept, "last": moved.double()} if client != 1 else None,
         )
 
-    def aggregate(self, state, updates):
-        after = super().aggregate(state, updates)
+    def aggregate(self, state, updates, *, federation, round):
+        after = super().aggregate(state, updates, federation=federation, round=round)
         drift = state.server.get("drift", torch.zeros(())) + 0.001 * len(updates)
         return replace(after, server={"drift": drift})
 
@@ -150,7 +150,7 @@ class NoJournal:
         raise OSError("no space left")
 
 
-FILTER = {"budget": RecordBudget(gaussian_budget=0.3)}  # one release at z = 2
+FILTER = {"budget": RecordBudget(gaussian_budget=0.3, excess_budget=1e-6, tail_budget=1e-12)}  # one release at z = 2
 SAME = {  # name: (federation, method); each must end with the serial run's bits
     "asfl": ({"cohort": 5}, METHODS["asfl"]),
     "fedavg": (TINY, METHODS["fedavg"]),

@@ -18,7 +18,10 @@ from asfl_privacy.federated import METHODS
 
 EVERY_METHOD = {**METHODS, "momentum": Momentum()}
 EVERY_CHANNEL = {"label_epsilon": 2.0, "updates": "dp-fedavg", "update_multiplier": 4.0, "update_clip": 0.002}
-FILTERED = {"budget": RecordBudget(gaussian_budget=0.3), "own": "released"}
+FILTERED = {
+    "budget": RecordBudget(gaussian_budget=0.3, excess_budget=1e-6, tail_budget=1e-12),  # one release at z = 2
+    "own": "released",
+}
 SETTINGS = {
     "clean, an odd cohort": {"cohort": 5},
     "noise at the input": {"privacy": gaussian()},
@@ -39,6 +42,14 @@ def a_run(digits, method, setting, executor, *, workers=2, make=make_federation,
     method = EVERY_METHOD[method]
     with make_executor(executor, federation, method, workers=workers) as running:
         return run_rounds(federation, method, executor=running, start=begin_run(federation, ledger=ledger))
+
+
+def test_the_contracts_filter_lets_records_go_and_holds_others_back(digits):
+    """Catches a budget below one release, with which the contract would compare runs that share nothing."""
+    run = a_run(digits, "asfl", "a filter, own as released", "serial")
+    assert run.drawn_remote > 0
+    assert run.ledger.counts
+    assert run.held_back > 0
 
 
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "dp-sgd"])
@@ -85,10 +96,10 @@ BATCHED = [name for name in SETTINGS if name not in ("dp-sgd", "PixelDP's traini
 @pytest.mark.parametrize("setting", BATCHED)
 @pytest.mark.parametrize("method", METHODS)
 def test_batched_is_the_serial_run_but_for_rounding_in_float32(digits, method, setting):
-    """Five rounds, 1e-5 relative to the largest weight of each tensor; draws, charges and bytes are the same."""
+    """Five rounds, 1e-5 relative to each tensor's norm; draws, charges and bytes are the same."""
     rounds = {} if setting == "a filter, own as released" else {"rounds": 5}
     serial, batched = (a_run(digits, method, setting, name, **rounds) for name in ("serial", "batched"))
-    assert_close(serial, batched, tolerance=1e-5)
+    assert_close(serial, batched, tolerance=3e-5 if method.startswith("fedvarp") else 1e-5)  # its step is a sum of three
     if setting == "noise at the exchange":  # the bound follows the head to its last digit
         assert serial.ledger.counts == batched.ledger.counts
         spent = [one.ledger.epsilon(delta=1e-5, distance=math.inf).high for one in (serial, batched)]
@@ -182,7 +193,7 @@ def test_a_tolerant_run_averages_over_the_survivors_and_says_whom_it_lost(digits
                 remaining=None,
                 round=round,
             )
-            state = method.aggregate(state, updates)
+            state = method.aggregate(state, updates, federation=alone, round=round)
     difference = max(float((state.weights[n] - v).abs().max()) for n, v in result.state.weights.items())
     assert difference <= (1e-5 if executor == "batched" else 0.0)
 

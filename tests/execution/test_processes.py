@@ -120,7 +120,7 @@ def kept_and_copied(executor, state):
         ):
             kept.append(tensors)
             copies.append({name: value.clone() for name, value in tensors.items()})
-        state = ASFL.aggregate(state, updates)
+        state = ASFL.aggregate(state, updates, federation=federation, round=round)
     return kept, copies
 
 

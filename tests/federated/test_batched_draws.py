@@ -1,4 +1,4 @@
-"""Mini-batches drawn up front against `draw_batch` step by step."""
+"""Mini-batches drawn up front against `draw_rows` step by step."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asfl_privacy.federated.batched_draws import draw_batches, join_rows, to_device
-from asfl_privacy.federated.steps import Pool, draw_batch
+from asfl_privacy.federated.steps import Pool, draw_rows
 
 
 def make_pool(count, num_own):
@@ -23,7 +23,7 @@ def test_draws_are_those_of_one_client_after_the_other_and_leave_its_generator_t
     for i, pool in enumerate(pools):
         twin, remote = np.random.default_rng(i), 0
         for step in range(3):
-            batch = draw_batch(counts[i], batch_size=batch_size, rng=twin).numpy()
+            batch = draw_rows(pool, batch_size=batch_size, rng=twin).numpy()
             assert draws.sizes[i] == len(batch)
             assert (draws.rows[i, step, : len(batch)] == batch).all()
             assert set(draws.rows[i, step]) == set(batch)  # padding repeats what the batch holds anyway

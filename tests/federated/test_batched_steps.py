@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.federated import batched_steps
 from asfl_privacy.federated.batched_steps import Targets, batch_network, run_steps_batched
-from asfl_privacy.federated.steps import Pool, run_steps
+from asfl_privacy.federated.steps import Pool, Rule, run_steps
 from asfl_privacy.federated.weights import read_weights
 from asfl_privacy.models.nets import Normalize, lenet, small_cnn
 
@@ -129,7 +129,7 @@ def one_by_one(net, starts, pools, **kwargs):
     for i, (start, pool) in enumerate(zip(starts, pools, strict=True)):
         twin = copy.deepcopy(net)
         twin.load_state_dict(start)
-        remote.append(run_steps(twin, pool, rng=np.random.default_rng(i), **kwargs))
+        remote.append(run_steps(twin, pool, rng=np.random.default_rng(i), **kwargs).num_remote)
         results.append(read_weights(twin))
     return results, remote
 
@@ -152,11 +152,11 @@ def check(net, sizes, *, dtype=torch.float64, relative=1e-12, options=None, **kw
     torch.manual_seed(0)
     net = net().to(dtype)
     starts, pools = make_clients(net, sizes, dtype=dtype)
-    kwargs = {"num_steps": 20, "batch_size": 6, "lr": 0.1, **kwargs}
+    kwargs = {"num_steps": 20, "batch_size": 6, "rule": Rule(0.1), **kwargs}
     slow, remote = one_by_one(net, starts, pools, **kwargs)
     fast, counted = together(net, starts, pools, options=options, **kwargs)
     assert_same(slow, fast, relative=relative)
-    assert counted == remote
+    assert [one.num_remote for one in counted] == remote
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -175,7 +175,7 @@ def test_built_in_networks(make):
     torch.manual_seed(0)
     net = make(input_shape=(1, 8, 8), num_classes=3, mean=(0.3,), std=(0.5,)).double()
     starts, pools = make_clients(net, [9, 3], shape=(1, 8, 8))
-    kwargs = {"num_steps": 20, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 20, "batch_size": 6, "rule": Rule(0.1)}
     assert_same(one_by_one(net, starts, pools, **kwargs)[0], together(net, starts, pools, **kwargs)[0], relative=1e-12)
 
 
@@ -218,7 +218,7 @@ def test_a_client_that_diverges_leaves_the_others_bit_for_bit(name):
     """Catches: 0·NaN across clients, in a product with a mask or in a kernel that mixes groups."""
     net = NETS[name]().double()
     starts, pools = make_clients(net, [9, 4, 9, 4])
-    kwargs = {"num_steps": 3, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 3, "batch_size": 6, "rule": Rule(0.1)}
     healthy, _ = together(net, starts, pools, **kwargs)
     poisoned = [pool if i != 1 else replace(pool, inputs=pool.inputs * float("nan")) for i, pool in enumerate(pools)]
     others, _ = together(net, starts, poisoned, **kwargs)
@@ -233,7 +233,9 @@ def test_equal_clients_leave_equal_weights_whatever_runs_beside_them():
     (start, *_), pools = make_clients(net, [7, 7, 7])
     rngs = [np.random.default_rng(5) for _ in range(3)]
     same = [pools[0], pools[1], pools[0]]
-    after, _ = run_steps_batched(batch_network(net), [start] * 3, same, rngs=rngs, num_steps=4, batch_size=3, lr=0.1)
+    after, _ = run_steps_batched(
+        batch_network(net), [start] * 3, same, rngs=rngs, num_steps=4, batch_size=3, rule=Rule(0.1)
+    )
     assert all(torch.equal(value, after[2][name]) for name, value in after[0].items())
     assert not torch.equal(after[0]["1.weight"], after[1]["1.weight"])
 
@@ -243,7 +245,7 @@ def test_nothing_that_is_given_changes():
     starts, pools = make_clients(net, [9, 4])
     pools[1] = replace(pools[1], inputs=pools[0].inputs[2:5])
     before = copy.deepcopy((starts, pools, net.state_dict()))
-    together(net, starts, pools, num_steps=3, batch_size=6, lr=0.1)
+    together(net, starts, pools, num_steps=3, batch_size=6, rule=Rule(0.1))
     assert all(torch.equal(a[k], b[k]) for a, b in zip(before[0], starts, strict=True) for k in a)
     everything = [[all_rows(pool) for pool in part] for part in (before[1], pools)]
     assert all(torch.equal(a, b) for a, b in zip(*everything, strict=True))
@@ -254,7 +256,7 @@ def test_counters_stay_integers_and_count_the_steps():
     net = MIXING["batch norm 2d"]()
     starts, pools = make_clients(net, [9, 4, 4])
     starts[2]["1.num_batches_tracked"] = torch.tensor(10)
-    after, _ = together(net, starts, pools, num_steps=3, batch_size=6, lr=0.1)
+    after, _ = together(net, starts, pools, num_steps=3, batch_size=6, rule=Rule(0.1))
     assert [w["1.num_batches_tracked"].item() for w in after] == [3, 3, 13]
     assert after[0]["1.num_batches_tracked"].dtype == torch.int64
 
@@ -266,9 +268,9 @@ def test_a_tail_moves_its_own_weights_and_passes_the_heads_through():
         tail.add_module(name, block)
     starts, _ = make_clients(net, [5, 8])
     _, pools = make_clients(tail, [5, 8], shape=(4, 1, 2))
-    after, _ = together(tail, starts, pools, num_steps=3, batch_size=6, lr=0.1)
+    after, _ = together(tail, starts, pools, num_steps=3, batch_size=6, rule=Rule(0.1))
     slow, _ = one_by_one(
-        tail, [{k: s[k] for k in tail.state_dict()} for s in starts], pools, num_steps=3, batch_size=6, lr=0.1
+        tail, [{k: s[k] for k in tail.state_dict()} for s in starts], pools, num_steps=3, batch_size=6, rule=Rule(0.1)
     )
     assert_same(slow, [{k: a[k] for k in tail.state_dict()} for a in after], relative=1e-12)
     assert all(torch.equal(a["1.weight"], s["1.weight"]) for a, s in zip(after, starts, strict=True))
@@ -280,10 +282,10 @@ def test_the_mode_is_the_one_in_which_the_network_was_prepared(name):
     net = MIXING[name]().double()
     starts, pools = make_clients(net, [9, 9])
     prepared = batch_network(net)
-    slow, _ = one_by_one(net, starts, pools, num_steps=3, batch_size=6, lr=0.1)
+    slow, _ = one_by_one(net, starts, pools, num_steps=3, batch_size=6, rule=Rule(0.1))
     net.eval()
     rngs = [np.random.default_rng(i) for i in range(2)]
-    fast, _ = run_steps_batched(prepared, starts, pools, rngs=rngs, num_steps=3, batch_size=6, lr=0.1)
+    fast, _ = run_steps_batched(prepared, starts, pools, rngs=rngs, num_steps=3, batch_size=6, rule=Rule(0.1))
     assert_same(slow, fast, relative=1e-12)
 
 
@@ -291,7 +293,7 @@ def test_each_clients_weights_are_its_own():
     """Catches: views, which would keep the whole cohort's weights in memory and send them with one client's."""
     net = ROWWISE["mlp"]().double()
     starts, pools = make_clients(net, [9, 4, 6])
-    after, _ = together(net, starts, pools, num_steps=1, batch_size=6, lr=0.1)
+    after, _ = together(net, starts, pools, num_steps=1, batch_size=6, rule=Rule(0.1))
     for weights in after:
         for value in weights.values():
             assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
@@ -303,14 +305,14 @@ def test_layers_that_draw_never_run_as_if_they_did_not(block):
     net = nn.Sequential(nn.Flatten(), block, nn.Linear(12, 3)).double()
     starts, pools = make_clients(net, [9, 4])
     with pytest.raises(RuntimeError, match="vmap"):
-        together(net, starts, pools, num_steps=1, batch_size=6, lr=0.1)
+        together(net, starts, pools, num_steps=1, batch_size=6, rule=Rule(0.1))
 
 
 def test_hooks_are_run():
     net = ROWWISE["mlp"]().double()
     net[1].register_forward_hook(lambda module, inputs, output: 2 * output)
     starts, pools = make_clients(net, [9, 4])
-    kwargs = {"num_steps": 3, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 3, "batch_size": 6, "rule": Rule(0.1)}
     assert_same(one_by_one(net, starts, pools, **kwargs)[0], together(net, starts, pools, **kwargs)[0], relative=1e-12)
 
 
@@ -327,7 +329,7 @@ def test_noisy_labels_are_corrected_as_one_client_after_the_other(name, marks):
         pools = [replace(pool, noisy=torch.arange(len(pool.labels)) >= pool.num_own) for pool in pools]
     elif marks == "none but the first":  # the others' labels all count as noisy, as in `run_steps`
         pools[0] = replace(pools[0], noisy=torch.zeros(9, dtype=torch.bool))
-    kwargs = {"num_steps": 10, "batch_size": 6, "lr": 0.1, "transition": T}
+    kwargs = {"num_steps": 10, "batch_size": 6, "rule": Rule(0.1), "transition": T}
     assert_same(one_by_one(net, starts, pools, **kwargs)[0], together(net, starts, pools, **kwargs)[0], relative=1e-12)
 
 
@@ -335,7 +337,7 @@ def test_noisy_labels_without_a_usable_transition_are_refused():
     net = ROWWISE["mlp"]().double()
     starts, pools = make_clients(net, [9, 4])
     noisy = [replace(pool, noisy=torch.ones(len(pool.labels), dtype=torch.bool)) for pool in pools]
-    kwargs = {"num_steps": 1, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 1, "batch_size": 6, "rule": Rule(0.1)}
     with pytest.raises(ValueError, match="without a transition"):
         together(net, starts, noisy, **kwargs)
     with pytest.raises(ValueError, match="sums are off 1"):
@@ -349,15 +351,15 @@ def test_noisy_labels_without_a_usable_transition_are_refused():
 def test_no_steps_return_the_weights_as_they_were():
     net = ROWWISE["mlp"]().double()
     starts, pools = make_clients(net, [9, 4])
-    after, remote = together(net, starts, pools, num_steps=0, batch_size=6, lr=0.1)
-    assert remote == [0, 0]
+    after, taken = together(net, starts, pools, num_steps=0, batch_size=6, rule=Rule(0.1))
+    assert [one.num_remote for one in taken] == [0, 0]
     assert all(torch.equal(a[k], s[k]) for a, s in zip(after, starts, strict=True) for k in s)
 
 
 def test_wrong_arguments_are_refused():
     net = ROWWISE["mlp"]().double()
     starts, pools = make_clients(net, [9, 4])
-    kwargs = {"num_steps": 1, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 1, "batch_size": 6, "rule": Rule(0.1)}
     with pytest.raises(ValueError, match="1 weights, 2 pools and 2 generators"):
         together(net, starts[:1], pools, **kwargs)
     with pytest.raises(ValueError, match="weights 1 lack"):
@@ -380,7 +382,7 @@ def test_wrong_arguments_are_refused():
 def test_a_batch_of_one_record_under_batch_norm_fails_as_one_client_does():
     net = MIXING["batch norm 1d"]().double()
     starts, pools = make_clients(net, [9, 1, 1])
-    kwargs = {"num_steps": 1, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 1, "batch_size": 6, "rule": Rule(0.1)}
     for way in (one_by_one, together):
         with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
             way(net, starts, pools, **kwargs)
@@ -392,11 +394,11 @@ def test_how_many_are_computed_together_changes_nothing_but_rounding(name, at_on
     """Catches: results in the order of computation instead of the clients'."""
     net = NETS[name]().double()
     starts, pools = make_clients(net, [9, 4, 6, 2, 30, 4, 3])
-    kwargs = {"num_steps": 5, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 5, "batch_size": 6, "rule": Rule(0.1)}
     slow, remote = one_by_one(net, starts, pools, **kwargs)
     fast, counted = together(net, starts, pools, at_once=at_once, **kwargs)
     assert_same(slow, fast, relative=1e-12)
-    assert counted == remote
+    assert [one.num_remote for one in counted] == remote
 
 
 def test_channels_in_the_last_dimension_change_nothing_but_rounding():
@@ -407,7 +409,7 @@ def test_channels_in_the_last_dimension_change_nothing_but_rounding():
 def test_mixed_precision_is_that_of_autocast_and_weights_keep_their_type():
     net = ROWWISE["mlp"]()
     starts, pools = make_clients(net, [40, 40], dtype=torch.float32)
-    kwargs = {"num_steps": 5, "batch_size": 32, "lr": 0.1}
+    kwargs = {"num_steps": 5, "batch_size": 32, "rule": Rule(0.1)}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         slow, _ = one_by_one(net, starts, pools, **kwargs)
     fast, _ = together(net, starts, pools, options={"autocast": torch.bfloat16}, **kwargs)
@@ -432,7 +434,7 @@ def test_compiled_it_is_what_one_client_after_the_other_leaves_and_compiled_once
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     net = ROWWISE["mlp"]().double()
     starts, pools = make_clients(net, [9, 4, 6])
-    kwargs = {"num_steps": 3, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 3, "batch_size": 6, "rule": Rule(0.1)}
     slow, _ = one_by_one(net, starts, pools, **kwargs)
     prepared = batch_network(net, compile=True)
     compiled = []
@@ -455,7 +457,7 @@ def test_on_a_gpu_it_is_what_one_client_after_the_other_leaves(name, options):
     net.cuda()
     starts = [{k: v.cuda() for k, v in s.items()} for s in starts]
     pools = [on_gpu(pool) for pool in pools]
-    kwargs = {"num_steps": 20, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 20, "batch_size": 6, "rule": Rule(0.1)}
     assert_same(
         one_by_one(net, starts, pools, **kwargs)[0],
         together(net, starts, pools, options=options, **kwargs)[0],
@@ -472,7 +474,7 @@ def test_compiled_with_cuda_graphs_it_is_what_one_client_after_the_other_leaves(
     starts, pools = make_clients(net, [9, 9, 9], dtype=torch.float32)
     starts = [{k: v.cuda() for k, v in s.items()} for s in starts]
     pools = [on_gpu(pool) for pool in pools]
-    kwargs = {"num_steps": 10, "batch_size": 6, "lr": 0.1}
+    kwargs = {"num_steps": 10, "batch_size": 6, "rule": Rule(0.1)}
     slow, _ = one_by_one(net, starts, pools, **kwargs)
     fast, _ = together(net, starts, pools, options={"compile": True}, **kwargs)
     assert_same(slow, fast, relative=1e-2)

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.federated import METHODS, State
 from asfl_privacy.federated.local_training import finish_update, local_steps, trained_network, update_noise
+from asfl_privacy.federated.phases import Stage
 from asfl_privacy.federated.private_updates import trained_names
 from asfl_privacy.federated.sharing import collect_activations, plan_sharing, tail_pool
 from asfl_privacy.federated.steps import Pool
@@ -265,11 +266,9 @@ def test_updates_in_the_clear_are_the_networks_weights_and_charge_nothing(digits
     pool = Pool(inputs=holder.inputs, labels=holder.labels, records=holder.records)
     done = local_steps(
         federation.model,
-        pool,
+        Stage(part="full", pool=pool, num_steps=2),
         client=0,
         federation=federation,
-        num_steps=2,
-        purpose="full steps",
         remaining=None,
         round=0,
     )
@@ -338,9 +337,8 @@ def test_what_a_block_keeps_in_training_does_not_outlive_the_steps(digits, as_bu
     pool = Pool(inputs=digits.train_inputs[:32], labels=digits.train_labels[:32])
     network = nn.Sequential(federation.split.head, federation.split.tail).train()
     before = [parameter.detach().clone() for parameter in network.parameters()]
-    local_steps(
-        network, pool, client=0, federation=federation, num_steps=2, purpose="full steps", remaining=None, round=0
-    )
+    stage = Stage(part="full", pool=pool, num_steps=2)
+    local_steps(network, stage, client=0, federation=federation, remaining=None, round=0)
     assert any(not torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
     assert torch.equal(keeping.kept, torch.zeros(1))
     assert torch.equal(keeping.kept_buffer, torch.zeros(1))

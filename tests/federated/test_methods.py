@@ -31,7 +31,7 @@ def test_one_client_fedavg_is_plain_sgd_bit_for_bit(digits):
     twin = make_federation(digits, clients=1, cohort=1, partition="iid").model
     for round in range(3):
         update = train(method, state, 0, federation=federation, round=round)
-        state = method.aggregate(state, {0: update})
+        state = method.aggregate(state, {0: update}, federation=federation, round=round)
         rng = numpy_stream(0, round=round, client=0, purpose="full steps")
         for _ in range(4 + 3):
             batch = torch.from_numpy(rng.choice(len(digits.train_labels), size=16, replace=False))

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from asfl_privacy.federated.correction import record_losses
 from asfl_privacy.federated.private_steps import run_private_steps
-from asfl_privacy.federated.steps import Pool, run_steps
+from asfl_privacy.federated.steps import Pool, Rule, run_steps
 from asfl_privacy.models import build_model
 
 
@@ -42,7 +42,7 @@ def take(network, pool, **changed):
     settings = {
         "num_steps": 3,
         "batch_size": 8,
-        "lr": 0.3,
+        "rule": Rule(0.3),
         "rng": np.random.default_rng(1),
         "clip": 0.05,
         "add_noise": no_noise,
@@ -64,7 +64,7 @@ def slow_sum(network, pool, batch, *, clip, allowed=None):
     return total
 
 
-def slow_steps(network, pool, *, noise, num_steps, batch_size, lr, rng, clip, allowed=None):
+def slow_steps(network, pool, *, noise, num_steps, batch_size, rule, rng, clip, allowed=None):
     for _ in range(num_steps):
         batch = rng.choice(len(pool.labels), size=min(batch_size, len(pool.labels)), replace=False)
         step = (slow_sum(network, pool, batch, clip=clip, allowed=allowed) + noise) / len(batch)
@@ -72,7 +72,7 @@ def slow_steps(network, pool, *, noise, num_steps, batch_size, lr, rng, clip, al
         with torch.no_grad():
             for parameter in (p for p in network.parameters() if p.requires_grad):
                 piece = step[done : done + parameter.numel()].reshape(parameter.shape)
-                parameter -= lr * piece.to(parameter.dtype)
+                parameter -= rule.lr * piece.to(parameter.dtype)
                 done += parameter.numel()
 
 
@@ -99,7 +99,12 @@ def test_steps_are_those_of_the_slow_twin(digits, name, part):
     twin = copy.deepcopy(network)
     noise = 0.02 * torch.randn(flat(network).numel(), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     norms = [slow_sum(twin, pool, [row], clip=1e9).norm().item() for row in range(60)]
-    settings = {"num_steps": 3, "batch_size": 10, "lr": 0.2, "clip": float(np.median(norms))}  # half are clipped
+    settings = {
+        "num_steps": 3,
+        "batch_size": 10,
+        "rule": Rule(0.2),
+        "clip": float(np.median(norms)),
+    }  # half are clipped
     before = flat(network)
     run_private_steps(network, pool, rng=np.random.default_rng(7), add_noise=lambda v: v + noise, **settings)
     slow_steps(twin, pool, rng=np.random.default_rng(7), noise=noise, **settings)
@@ -138,9 +143,9 @@ def test_gaussian_noise_of_the_stated_spread_arrives():
 def test_without_noise_or_clip_they_are_plain_steps():
     network, twin, pool = small_net().double(), small_net().double(), small_pool(dtype=torch.float64)
     done = take(network, pool, clip=1e6, num_steps=5, spacing=None)
-    remote = run_steps(twin, pool, num_steps=5, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+    taken = run_steps(twin, pool, num_steps=5, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1))
     assert torch.allclose(flat(network), flat(twin), atol=1e-7)
-    assert done.num_remote == remote == 0
+    assert done.num_remote == taken.num_remote == 0
 
 
 def test_one_record_moves_a_step_by_at_most_twice_the_clip_exactly():
@@ -188,7 +193,7 @@ def test_rows_past_their_allowance_add_nothing_and_the_divisor_stays():
         noise=0.0,
         num_steps=3,
         batch_size=8,
-        lr=0.3,
+        rule=Rule(0.3),
         rng=np.random.default_rng(1),
         clip=0.05,
         allowed=allowance > 0,
@@ -246,7 +251,7 @@ def test_the_network_is_left_without_a_trace_of_the_hooks():
     fresh = small_net()
     fresh.load_state_dict(network.state_dict())
     for each in (network, fresh):
-        run_steps(each, pool, num_steps=2, batch_size=8, lr=0.1, rng=np.random.default_rng(4))
+        run_steps(each, pool, num_steps=2, batch_size=8, rule=Rule(0.1), rng=np.random.default_rng(4))
     assert torch.equal(flat(network), flat(fresh))
     assert {name: set(vars(module)) for name, module in network.named_modules()} == attributes
     for module in network.modules():
@@ -268,7 +273,9 @@ def test_global_generators_are_left_as_ordinary_steps_leave_them():
     network.act = nn.Dropout(0.4)
     pool = small_pool()
     plain = states_after(
-        lambda: run_steps(copy.deepcopy(network), pool, num_steps=3, batch_size=8, lr=0.1, rng=np.random.default_rng(1))
+        lambda: run_steps(
+            copy.deepcopy(network), pool, num_steps=3, batch_size=8, rule=Rule(0.1), rng=np.random.default_rng(1)
+        )
     )
     private = states_after(lambda: take(network, pool))
     assert torch.equal(plain[0], private[0])
@@ -293,7 +300,9 @@ def test_frozen_parameters_do_not_move_and_count_in_no_norm():
     network.a.weight.requires_grad_(False)
     twin, before, pool = copy.deepcopy(network), network.a.weight.clone(), small_pool()
     take(network, pool)
-    slow_steps(twin, pool, noise=0.0, num_steps=3, batch_size=8, lr=0.3, rng=np.random.default_rng(1), clip=0.05)
+    slow_steps(
+        twin, pool, noise=0.0, num_steps=3, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1), clip=0.05
+    )
     assert torch.equal(network.a.weight, before)
     assert torch.allclose(flat(network), flat(twin), atol=1e-6)
 
@@ -334,7 +343,7 @@ def test_layers_that_keep_records_apart_are_done(layer):
     network.act = layer
     twin = copy.deepcopy(network)
     take(network, pool, clip=0.5)
-    slow_steps(twin, pool, noise=0.0, num_steps=3, batch_size=8, lr=0.3, rng=np.random.default_rng(1), clip=0.5)
+    slow_steps(twin, pool, noise=0.0, num_steps=3, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1), clip=0.5)
     assert torch.allclose(flat(network), flat(twin), atol=1e-6)
 
 
@@ -344,7 +353,7 @@ def test_a_parameter_used_twice_is_clipped_with_both_uses():
     network[2].weight = network[0].weight
     twin, pool = copy.deepcopy(network), small_pool()
     take(network, pool, clip=0.2)
-    slow_steps(twin, pool, noise=0.0, num_steps=3, batch_size=8, lr=0.3, rng=np.random.default_rng(1), clip=0.2)
+    slow_steps(twin, pool, noise=0.0, num_steps=3, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1), clip=0.2)
     assert torch.allclose(flat(network), flat(twin), atol=1e-6)
 
 
@@ -513,7 +522,9 @@ def test_a_batch_larger_than_the_pool_is_divided_by_the_pool():
     """As in ordinary steps: the size of a pool is the same for neighbours."""
     network, twin, pool = small_net(), small_net(), small_pool(6, 6)
     done = take(network, pool, batch_size=50)
-    slow_steps(twin, pool, noise=0.0, num_steps=3, batch_size=6, lr=0.3, rng=np.random.default_rng(1), clip=0.05)
+    slow_steps(
+        twin, pool, noise=0.0, num_steps=3, batch_size=6, rule=Rule(0.3), rng=np.random.default_rng(1), clip=0.05
+    )
     assert torch.allclose(flat(network), flat(twin), atol=1e-6)
     assert done.participations.tolist() == [3] * 6
 
@@ -555,7 +566,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_nothing_moves():
         ({"clip": 0.0}, "clip is 0.0"),
         ({"clip": math.nan}, "clip is nan"),
         ({"clip": math.inf}, "clip is inf"),
-        ({"lr": math.nan}, "lr is nan"),
+        ({"rule": Rule(math.nan)}, "lr is nan"),
         ({"num_steps": -1}, "num_steps is -1"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"add_noise": lambda v: v.float()}, "add_noise gave"),
@@ -591,7 +602,7 @@ def test_batches_are_those_of_ordinary_steps():
     """The same stream of draws, so that protecting the updates leaves every other draw as it was."""
     rng, twin = np.random.default_rng(1), np.random.default_rng(1)
     take(small_net(), small_pool(), rng=rng)
-    run_steps(small_net(), small_pool(), num_steps=3, batch_size=8, lr=0.3, rng=twin)
+    run_steps(small_net(), small_pool(), num_steps=3, batch_size=8, rule=Rule(0.3), rng=twin)
     assert rng.integers(2**62) == twin.integers(2**62)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from asfl_privacy.federated.steps import Pool, draw_batch, draw_rows, run_steps
+from asfl_privacy.federated.steps import Pool, Rule, draw_batch, draw_rows, run_steps
 
 
 def make_pool(count=40, num_own=40):
@@ -26,7 +26,7 @@ def test_steps_are_torchs_plain_sgd_bit_for_bit():
     pool, rng = make_pool(), np.random.default_rng(1)
     net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     twin.load_state_dict(net.state_dict())
-    run_steps(net, pool, num_steps=5, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+    run_steps(net, pool, num_steps=5, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1))
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3)
     for _ in range(5):
         batch = torch.from_numpy(rng.choice(40, size=8, replace=False))
@@ -40,7 +40,7 @@ def test_parameters_that_the_factory_froze_do_not_move():
     net = nn.Linear(3, 2)
     net.weight.requires_grad_(False)
     before = net.weight.clone(), net.bias.clone()
-    run_steps(net, make_pool(), num_steps=2, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+    run_steps(net, make_pool(), num_steps=2, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1))
     assert torch.equal(net.weight, before[0])
     assert not torch.equal(net.bias, before[1])
 
@@ -52,13 +52,18 @@ def test_a_batch_larger_than_the_pool_is_the_whole_pool_once():
 
 @pytest.mark.parametrize(("num_own", "expected"), [(40, 0), (0, 24), (20, None)])
 def test_remote_records_are_counted(num_own, expected):
-    remote = run_steps(
-        nn.Linear(3, 2), make_pool(num_own=num_own), num_steps=3, batch_size=8, lr=0.1, rng=np.random.default_rng(0)
+    taken = run_steps(
+        nn.Linear(3, 2),
+        make_pool(num_own=num_own),
+        num_steps=3,
+        batch_size=8,
+        rule=Rule(0.1),
+        rng=np.random.default_rng(0),
     )
     draws = np.random.default_rng(0)
     by_hand = sum(int((draws.choice(40, size=8, replace=False) >= num_own).sum()) for _ in range(3))
-    assert remote == by_hand
-    assert expected is None or remote == expected
+    assert taken.num_remote == by_hand
+    assert expected is None or taken.num_remote == expected
 
 
 @given(num_own=st.integers(0, 6), num_received=st.integers(0, 6), data=st.data())
@@ -86,7 +91,10 @@ def test_rows_are_drawn_as_batches_are_and_own_ones_come_first(num_own):
 def test_no_steps_leave_the_network_as_it_was():
     net = nn.Linear(3, 2)
     before = net.weight.clone()
-    assert run_steps(net, make_pool(), num_steps=0, batch_size=8, lr=1.0, rng=np.random.default_rng(0)) == 0
+    assert (
+        run_steps(net, make_pool(), num_steps=0, batch_size=8, rule=Rule(1.0), rng=np.random.default_rng(0)).num_remote
+        == 0
+    )
     assert torch.equal(net.weight, before)
 
 
@@ -97,7 +105,7 @@ def test_noisy_rows_are_corrected_and_clean_ones_are_not():
     pool = replace(make_pool(num_own=30), noisy=noisy)
     net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     twin.load_state_dict(net.state_dict())
-    run_steps(net, pool, num_steps=4, batch_size=8, lr=0.3, rng=np.random.default_rng(1), transition=T)
+    run_steps(net, pool, num_steps=4, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1), transition=T)
     rng, seen = np.random.default_rng(1), 0
     for _ in range(4):
         batch = rng.choice(40, size=8, replace=False)
@@ -118,4 +126,4 @@ def test_noisy_labels_without_their_transition_are_refused():
     """Catches: training on randomised labels as if they were true."""
     pool = replace(make_pool(), noisy=torch.ones(40, dtype=torch.bool))
     with pytest.raises(ValueError, match="without a transition"):
-        run_steps(nn.Linear(3, 2), pool, num_steps=1, batch_size=8, lr=0.3, rng=np.random.default_rng(1))
+        run_steps(nn.Linear(3, 2), pool, num_steps=1, batch_size=8, rule=Rule(0.3), rng=np.random.default_rng(1))

@@ -1,6 +1,8 @@
 """run_stateless: what a block keeps of a record is found, wherever it keeps it."""
 
+import array
 import functools
+import struct
 import types
 from collections import deque
 
@@ -13,6 +15,16 @@ from asfl_privacy.mechanisms import run_stateless
 
 MEMORY = {"last": 0.0}
 COUNT = 0
+
+
+class Helper:
+    """Something of the user's that is no module."""
+
+    kept = 0.0
+
+
+class Named(str):
+    """Text that can carry attributes."""
 
 
 class Keeper(nn.Module):
@@ -33,6 +45,11 @@ class Keeper(nn.Module):
         self.chosen = self.bank[0]
         self.loose = [nn.BatchNorm1d(3)]
         self.call = functools.partial(max, [0.0])
+        self.one, self.zero = [], []
+        self.pair, self.same = (1, 2), tuple(range(1, 3))
+        self.bits, self.pairs = [self.zero] * 4, [self.pair] * 4
+        self.view = torch.zeros(2)[:1]
+        self.helper = Helper()
 
     def forward(self, x):
         self.keep(self, float(x.detach().mean()))
@@ -61,6 +78,10 @@ def in_a_closure():
     return keep
 
 
+def nan_with(number):
+    return struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000000 | number))[0]
+
+
 def in_place(module, mean):
     module.weight.data.fill_(mean)
 
@@ -77,6 +98,22 @@ PLACES = {
     "object": lambda module, mean: setattr(module.bare, "value", mean),
     "choice among known tensors": lambda module, mean: setattr(module, "chosen", module.bank[mean > 0.0]),
     "module that is no submodule": lambda module, mean: module.loose[0].running_mean.fill_(mean),
+    "which of two empty lists": lambda module, mean: module.bits.__setitem__(0, module.one),
+    "which of two equal tuples": lambda module, mean: module.pairs.__setitem__(0, module.same),
+    "two names for one list": lambda module, mean: setattr(module, "one", module.zero),
+    "bits of a NaN": lambda module, mean: setattr(module, "plain", nan_with(1 if module.plain is None else 2)),
+    "bits of a NaN in a tuple": lambda module, mean: setattr(module, "plain", (nan_with(3),)),
+    "attribute of text": lambda module, mean: setattr(module, "plain", Named("a")),
+    "class of a helper": lambda module, mean: setattr(Helper, "kept", mean),
+    "gradient": lambda module, mean: setattr(module.weight, "grad", torch.full((1,), mean)),
+    "flag of a tensor": lambda module, mean: module.bank[0].requires_grad_(True),
+    "memory beside a view": lambda module, mean: module.view.as_strided((1,), (1,), 1).fill_(mean),
+    "stride of a single entry": lambda module, mean: setattr(module, "view", torch.zeros(2).as_strided((1,), (7,))),
+    "sign bit": lambda module, mean: setattr(module, "view", torch.full((1,), -0.0)),
+    "array of Python's own": lambda module, mean: setattr(module, "plain", array.array("d", [mean])),
+    "slice": lambda module, mean: setattr(module, "plain", slice(int(8 * mean))),
+    "room of a queue": lambda module, mean: setattr(module, "plain", deque(maxlen=3)),
+    "constant of a function": lambda module, mean: setattr(module, "plain", eval(f"lambda: {mean}")),
     "partial": lambda module, mean: module.call.args[0].append(mean),
     "hook": lambda module, mean: module.register_forward_hook(lambda *_: None),
     "class": in_class,

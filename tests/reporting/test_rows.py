@@ -13,7 +13,7 @@ radius, p, q, placement, noise, own, exchange_layer, sensitivity, noise_scale, n
 epsilon_total, delta_total, epsilon_whole_record, accuracy, seed, rounds, tail_steps, full_steps, remote_fraction, lr,
 bytes_model, bytes_activations, bytes_labels, seconds"""
 ADDED = """labels updates calibration reproducible update_multiplier epsilon_claimed epsilon_client epsilon_activations
-epsilon_labels epsilon_updates held_back"""
+epsilon_labels epsilon_updates held_back options"""
 
 
 def test_the_columns_are_those_of_the_design():
@@ -113,10 +113,10 @@ def test_a_refused_write_keeps_the_old_file(tmp_path, gaussian):
     [
         (lambda text: "", "is empty"),
         (lambda text: text[:-3], "ends inside a line"),
-        (lambda text: text.rsplit(",", 1)[0] + "\n", "line 2 has 46 cells: a run has 47"),
-        (lambda text: text.replace("\n", ",1\n").replace("held_back,1", "held_back"), "line 2 has 48 cells"),
+        (lambda text: text.rsplit(",", 1)[0] + "\n", "line 2 has 47 cells: a run has 48"),
+        (lambda text: text.replace("\n", ",1\n").replace("options,1", "options"), "line 2 has 49 cells"),
         (lambda text: text.replace(",epsilon_total", ""), "lacks the column 'epsilon_total'"),
-        (lambda text: text.replace("held_back\n", "held_back,hours\n"), "unknown column 'hours'"),
+        (lambda text: text.replace("options\n", "options,hours\n"), "unknown column 'hours'"),
         (lambda text: text.replace("status,method", "method,status"), "another order"),
         (lambda text: text.replace("30.0", "3O.0"), "line 2: epsilon_total is '3O.0': it holds a number"),
         (lambda text: text.replace("30.0", "nan"), "line 2: epsilon_total is nan"),

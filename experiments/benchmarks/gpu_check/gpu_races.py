@@ -24,7 +24,7 @@ from asfl_privacy.execution.choice import make_executor
 from asfl_privacy.execution.client_work import repeatable_kernels
 from asfl_privacy.federated import METHODS, TrainingSettings, build_federation
 from asfl_privacy.federated.batched_steps import BatchedNetwork, batch_network, run_steps_batched
-from asfl_privacy.federated.steps import Pool, draw_batch, run_steps
+from asfl_privacy.federated.steps import Pool, Rule, draw_batch, run_steps
 from asfl_privacy.federated.streams import numpy_stream
 from asfl_privacy.federated.weights import Weights, read_weights
 from asfl_privacy.models.nets import small_cnn
@@ -92,7 +92,9 @@ def one_by_one(work: Work) -> list[Weights]:
     results = []
     for client, pool in enumerate(work.pools):
         work.network.load_state_dict(work.initial)
-        run_steps(work.network, pool, num_steps=work.num_steps, batch_size=work.batch_size, lr=LR, rng=_rng(client))
+        run_steps(
+            work.network, pool, num_steps=work.num_steps, batch_size=work.batch_size, rule=Rule(LR), rng=_rng(client)
+        )
         results.append(read_weights(work.network))
     return results
 
@@ -109,7 +111,7 @@ def batched(prepared: BatchedNetwork, *, repeatable: bool = True) -> Variant:
                 rngs=[_rng(client) for client in range(len(work.pools))],
                 num_steps=work.num_steps,
                 batch_size=work.batch_size,
-                lr=LR,
+                rule=Rule(LR),
             )[0]
 
     return run
