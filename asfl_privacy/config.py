@@ -86,6 +86,12 @@ class SweepConfig(BaseModel):
     momentum: float = _one(0.0, "Momentum of local steps, anew each round.", "M")
     weight_decay: float = _one(0.0, "Weight decay of local steps.", "W")
     server_lr: float = _one(1.0, "Server step of scaffold, fedpvr, fedvarp.", "η")
+    mu: float = _one(1.0, "Weight of moon's contrastive loss.", "μ")
+    temperature: float = _one(0.5, "Temperature of moon's contrastive loss.", "T")
+    prototype_weight: float = _one(1.0, "Weight of fedproto's distance to the prototypes.", "λ")
+    prototype_mean: Literal["weighted", "unweighted"] = _one(
+        "weighted", "fedproto's mean of prototypes: by class counts, or not.", "weighted|unweighted"
+    )
     corrected_from: str = _one("auto", "First block that fedpvr corrects; auto: the last one alone.", "auto|NAME")
     evaluate_every: int = _one(2, "Rounds between evaluations.", "K")
     last_evaluations: int = _one(5, "Final evaluations that the accuracy is the mean of.", "K")
@@ -238,14 +244,14 @@ class SweepConfig(BaseModel):
             raise ValueError(f"{value:g} must lie in 0 to 1, 1 left out; give for example 0.9")
         return value
 
-    @field_validator("weight_decay")
+    @field_validator("weight_decay", "mu", "prototype_weight")
     @classmethod
     def _weight_decay_form(cls, value: float) -> float:
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{value:g} must be a finite number from 0 on; give for example 1e-4")
         return value
 
-    @field_validator("clip", "lr", "update_clip", "server_lr")
+    @field_validator("clip", "lr", "update_clip", "server_lr", "temperature")
     @classmethod
     def _above_zero(cls, value: float | None) -> float | None:
         if value is not None and not (math.isfinite(value) and value > 0):

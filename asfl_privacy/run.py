@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -331,7 +331,7 @@ def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         schedule=parse_schedule(config.lr_schedule),
-        options=MethodOptions(server_lr=config.server_lr, corrected_from=config.corrected_from),
+        options=MethodOptions(**{name: getattr(config, name) for name in METHOD_OPTIONS}),
     )
 
 
@@ -354,7 +354,8 @@ def _row(config: SweepConfig, run: Run, *, result: Progress) -> Row:
     )
 
 
-OPTIONS = ("lr_schedule", "momentum", "weight_decay", "server_lr", "corrected_from")
+METHOD_OPTIONS = tuple(field.name for field in fields(MethodOptions))
+OPTIONS = ("lr_schedule", "momentum", "weight_decay", *METHOD_OPTIONS)
 """Fields that a row names where they are not the default."""
 
 

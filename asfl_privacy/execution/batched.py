@@ -232,6 +232,9 @@ def why_not_batched(federation: Federation, method: Method) -> str | None:
         return "updates dp-sgd clips every record's gradient, client by client"
     if privacy is not None and privacy.noisy_training:
         return "PixelDP's training draws noise for each client's head"
+    first = method.stages(State(federation.initial_weights), 0, federation=federation, own=None, received=None)
+    if any(stage.objective is not None for stage in first):
+        return f"method {method.name} minimises more than the loss, client by client"
     own, probe = own_records(federation, 0), federation.replica()
     probe.load(federation.initial_weights, training=False)
     with torch.no_grad():

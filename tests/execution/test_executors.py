@@ -99,7 +99,9 @@ def test_batched_is_the_serial_run_but_for_rounding_in_float32(digits, method, s
     """Five rounds, 1e-5 relative to each tensor's norm; draws, charges and bytes are the same."""
     rounds = {} if setting == "a filter, own as released" else {"rounds": 5}
     serial, batched = (a_run(digits, method, setting, name, **rounds) for name in ("serial", "batched"))
-    assert_close(serial, batched, tolerance=3e-5 if method.startswith("fedvarp") else 1e-5)  # its step is a sum of three
+    assert_close(
+        serial, batched, tolerance=3e-5 if method.startswith("fedvarp") else 1e-5
+    )  # its step is a sum of three
     if setting == "noise at the exchange":  # the bound follows the head to its last digit
         assert serial.ledger.counts == batched.ledger.counts
         spent = [one.ledger.epsilon(delta=1e-5, distance=math.inf).high for one in (serial, batched)]
