@@ -95,6 +95,9 @@ class SweepConfig(BaseModel):
     corrected_from: str = _one("auto", "First block that fedpvr corrects; auto: the last one alone.", "auto|NAME")
     evaluate_every: int = _one(2, "Rounds between evaluations.", "K")
     last_evaluations: int = _one(5, "Final evaluations that the accuracy is the mean of.", "K")
+    evaluate_on: Literal["test", "validation"] = _one(
+        "test", "Records that accuracy is of: the test records, or a sixth of the training records.", "test|validation"
+    )
     seeds: int = _one(3, "Number of seeds, counted from --seed on; train runs one.", "N")
     seed: int = _one(0, "First seed.", "S")
     data_root: str = _one("data", "Folder of downloaded data sets.", "DIR")

@@ -8,7 +8,8 @@ from pathlib import Path
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import SweepConfig, load_config
-from asfl_privacy.data import Dataset, load_dataset
+from asfl_privacy.configured_data import load_data
+from asfl_privacy.data import Dataset
 from asfl_privacy.federated import Federation, build_federation
 from asfl_privacy.federated.sharing import plan_head
 from asfl_privacy.federated.tensor_file import decode_tensors
@@ -57,10 +58,10 @@ def read_run(folder: Path) -> FinishedRun:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no finished run ({name} is missing); give a folder that train wrote")
     config = load_config(folder / CONFIG_FILE, overrides={})
-    data = load_dataset(config.data, root=Path(config.data_root))
+    data = load_data(config)
     private = (folder / LEDGER_FILE).is_file()
     cells = [
-        cell for cell in make_cells(config) if cell.method == config.method[0] and (cell.target is not None) == private
+        cell for cell in make_cells(config) if cell.method == config.methods[0] and (cell.target is not None) == private
     ]
     if len(cells) != 1:
         raise ValueError(f"{folder / CONFIG_FILE} gives {len(cells)} runs where one is due; restore the file")

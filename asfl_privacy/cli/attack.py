@@ -15,7 +15,7 @@ from rich.console import Console
 from asfl_privacy.attacks import Effort
 from asfl_privacy.cli.budget import Json
 from asfl_privacy.config import SweepConfig, load_config
-from asfl_privacy.data import load_dataset
+from asfl_privacy.configured_data import load_data
 from asfl_privacy.reporting import write_atomic
 from asfl_privacy.run import UNPROTECTED, Run
 from asfl_privacy.run_attack import NUM_RECORDS, QUICK, RunAttack, attack_csv, attack_json, attack_run
@@ -103,7 +103,7 @@ def _read_sweep(out: Path) -> tuple[SweepConfig, tuple[Run, ...]]:
     if not (out / CONFIG_FILE).is_file():
         raise ValueError(f"{out} holds no sweep ({CONFIG_FILE} is missing); give a folder that train or sweep wrote")
     config = load_config(out / CONFIG_FILE, overrides={})
-    runs = prepare_sweep(config, data=load_dataset(config.data, root=Path(config.data_root)))
+    runs = prepare_sweep(config, data=load_data(config))
     check_reported(runs, out=out)
     return config, runs
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from asfl_privacy.cli.budget import to_json
 from asfl_privacy.cli.one_cell import check_workers, one_cell
 from asfl_privacy.config import SweepConfig
-from asfl_privacy.data import load_dataset
+from asfl_privacy.configured_data import load_data
 from asfl_privacy.execution import WorkerDiedError
 from asfl_privacy.execution.choice import available_cores
 from asfl_privacy.execution.executor import ExecutorRefusedError
@@ -41,7 +41,7 @@ def profile(*, config: SweepConfig, measure: int, trace: Path | None, workers: i
     check_profile(wanted, num_rounds=measure)
     check_workers(workers)
     _check_trace(trace)
-    data = load_dataset(wanted.data, root=Path(wanted.data_root))
+    data = load_data(wanted)
     run = prepare_run(wanted, cell, data=data)
     console = Console(stderr=as_json, soft_wrap=True)
     for note in run.notes:

@@ -25,7 +25,8 @@ from asfl_privacy.cells import DEFAULT_DELTA
 from asfl_privacy.cli.budget import to_json
 from asfl_privacy.cli.one_cell import check_workers, for_launcher, one_cell
 from asfl_privacy.config import SweepConfig
-from asfl_privacy.data import Dataset, load_dataset
+from asfl_privacy.configured_data import load_data
+from asfl_privacy.data import Dataset
 from asfl_privacy.data_ledger import check_journal
 from asfl_privacy.execution import RunStoppedError, WorkerDiedError
 from asfl_privacy.execution.choice import available_cores
@@ -67,7 +68,7 @@ def sweep(
     check_tracker(config.track)
     if config.executor == "torchrun":
         raise ValueError("executor torchrun runs one cell on many ranks; use train, or give sweep another executor")
-    data = load_dataset(config.data, root=Path(config.data_root))
+    data = load_data(config)
     runs = prepare_sweep(config, data=data)
     check_journal(ledger, [run.privacy for run in runs], data=data)
     if workers is None and config.launcher == "local":
@@ -115,7 +116,7 @@ def train(
     check_workers(workers)
     wanted, cell = one_cell(for_launcher(config), command="train")
     check_tracker(wanted.track)
-    data = load_dataset(wanted.data, root=Path(wanted.data_root))
+    data = load_data(wanted)
     run = prepare_run(wanted, cell, data=data)
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -1,6 +1,7 @@
 """Data sets and how their records are spread over clients."""
 
 from asfl_privacy.data.dataset import Dataset, data_digest, make_dataset
+from asfl_privacy.data.holdout import hold_out
 from asfl_privacy.data.partition import PartitionScheme, parse_partition, partition_records
 from asfl_privacy.data.sources import import_object, load_dataset
 
@@ -8,6 +9,7 @@ __all__ = [
     "Dataset",
     "PartitionScheme",
     "data_digest",
+    "hold_out",
     "import_object",
     "load_dataset",
     "make_dataset",
