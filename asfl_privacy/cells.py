@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from asfl_privacy.config import NORMS, SweepConfig
@@ -61,7 +61,7 @@ class Cell:
     Attributes:
         method: `asfl`, `fedavg`, …
         seed: Seed of the run.
-        exchange_layer: Block name or `auto`; None for methods that share nothing.
+        exchange_layer: Block name or `auto`; None for methods that cut the network nowhere.
         target: The privacy asked for; None for a reference without noise.
     """
 
@@ -110,7 +110,9 @@ def _settings(config: SweepConfig) -> Iterator[Cell]:
     for method, exchange_layer in shared:
         yield Cell(method=method, seed=config.seed, exchange_layer=exchange_layer, target=None)
     for method in others:
-        yield Cell(method=method, seed=config.seed, exchange_layer=None, target=None)
+        cuts: Sequence[str | None] = config.exchange_layer if METHODS[method].exposes_records else (None,)
+        for cut in cuts:
+            yield Cell(method=method, seed=config.seed, exchange_layer=cut, target=None)
     for method, exchange_layer in shared:
         for target in _targets(config):
             yield Cell(method=method, seed=config.seed, exchange_layer=exchange_layer, target=target)

@@ -29,6 +29,15 @@ Grid = Annotated[tuple[T, ...], BeforeValidator(_as_sequence)]
 MECHANISMS = ("gaussian", "laplace", "none")
 _SHARED = {"fedavg": "asfl"}
 """Methods that have a name of their own where clients share activations."""
+_OPTIONS_OF = {
+    "server_lr": ("scaffold", "fedpvr", "fedvarp"),
+    "corrected_from": ("fedpvr",),
+    "mu": ("moon",),
+    "temperature": ("moon",),
+    "prototype_weight": ("fedproto",),
+    "prototype_mean": ("fedproto",),
+}
+"""Fields that single methods read, and these methods."""
 NORMS: Mapping[str, float] = {"1": 1.0, "2": 2.0, "inf": math.inf}
 
 
@@ -50,7 +59,7 @@ class SweepConfig(BaseModel):
 
     mech: Grid[str] = _grid(["gaussian"], "Mechanism of the release.", "gaussian|laplace|none")
     data: str = _one("digits", "Data set, or your own.", "digits|fashion-mnist|module:name")
-    model: str = _one("small-cnn", "Network, or your own.", "small-cnn|lenet|module:factory")
+    model: str = _one("small-cnn", "Network, or your own.", "small-cnn|lenet|module:factory, each also +projection:W")
     method: Grid[str] = _grid(["asfl"], "Method; references are added beside it.", "|".join(METHODS))
     share: Literal["no", "yes"] = _one("no", "Activation sharing before the local steps of every method.", "no|yes")
     epsilon: Grid[float] = _grid([], "ε of one release at radius R. Default: a grid by mechanism.", "E…")
@@ -123,10 +132,11 @@ class SweepConfig(BaseModel):
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that run: with `share yes` each one after activation sharing."""
-        if self.share == "no":
-            return self.method
-        sharing = (name if METHODS[name].shares else _SHARED.get(name, name + SHARING) for name in self.method)
-        return tuple(dict.fromkeys(sharing))
+        return self.method if self.share == "no" else tuple(dict.fromkeys(self._with_sharing()))
+
+    def _with_sharing(self) -> tuple[str, ...]:
+        """What each of the methods is called after activation sharing."""
+        return tuple(name if METHODS[name].shares else _SHARED.get(name, name + SHARING) for name in self.method)
 
     @property
     def shares_activations(self) -> bool:
@@ -301,6 +311,14 @@ class SweepConfig(BaseModel):
                 f"compile yes has no effect with executor {self.executor}, which runs the network as it is; use executor "
                 "batched"
             )
+        strangers = [
+            name for name, shared in zip(self.method, self._with_sharing(), strict=True) if shared not in METHODS
+        ]
+        if self.share == "yes" and strangers:
+            raise ValueError(
+                f"share yes with method {strangers[0]}: its clients do not train one network whose activations another could "
+                "go on with; use share no"
+            )
         self._budgets_agree()
         self._channels_agree()
         return self
@@ -332,11 +350,29 @@ class SweepConfig(BaseModel):
             raise ValueError(
                 f"updates {self.updates} with mech none would protect updates beside clean activations; leave mech none out"
             )
+        for method in (METHODS[name] for name in self.methods):
+            if method.exposes_records and (self.updates != "none" or (method.shares and set(self.mech) != {"none"})):
+                raise ValueError(
+                    f"method {method.name} in a private run: its clients send {method.in_the_clear}, which nothing noises; use "
+                    "method asfl or fedavg, or mech none with updates none"
+                )
         open_methods = [name for name in self.methods if METHODS[name].in_the_clear]
         if self.updates != "none" and open_methods:
             raise ValueError(
                 f"updates {self.updates} with method {open_methods[0]}: its clients send {METHODS[open_methods[0]].in_the_clear} "
                 "too, which nothing noises; use method asfl, fedavg or fedvarp, or updates none"
+            )
+        for name, methods in _OPTIONS_OF.items():
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if not is_default and not any(method.partition("+")[0] in methods for method in self.methods):
+                raise ValueError(
+                    f"{name} {getattr(self, name)} has no effect with method {', '.join(self.methods)}; leave it out, or use "
+                    f"method {' or '.join(methods)}"
+                )
+        if self.updates == "dp-sgd" and self.mu > 0 and any(name.startswith("moon") for name in self.methods):
+            raise ValueError(
+                "updates dp-sgd with method moon: a record's contrastive loss reads networks that saw it before, so its steps "
+                "are not noised gradients alone; use method asfl or fedavg, or mu 0"
             )
         if self.labels != "clear" and (not self.shares_activations or "none" in self.mech):
             raise ValueError(

@@ -32,9 +32,10 @@ def figures(evaluation: Evaluation) -> dict[str, float | int | None]:
         evaluation: One evaluation.
 
     Returns:
-        All of `REPRODUCIBLE` and `MEASURED`, in order: accuracy 0–1, bytes so far, seconds since the evaluation before
-        (0.0 for a phase that did not run; clients' phases are summed over clients), most bytes of memory so far. None
-        where there is nothing to say: noise of a run without private releases, memory where the platform does not tell.
+        All of `REPRODUCIBLE`, what the method itself measures, and `MEASURED`, in order: accuracy 0–1, bytes so far,
+        seconds since the evaluation before (0.0 for a phase that did not run; clients' phases are summed over clients),
+        most bytes of memory so far. None where there is nothing to say: accuracy of a method without a global network,
+        noise of a run without private releases, memory where the platform does not tell.
 
     Edge cases:
         Seconds outside the named phases are in no column, so the phases add up to less than the wall time of a serial
@@ -50,6 +51,7 @@ def figures(evaluation: Evaluation) -> dict[str, float | int | None]:
         "bytes_model": traffic.model,
         "bytes_activations": traffic.activations,
         "bytes_labels": traffic.labels,
+        **evaluation.measures,
     }
     values |= {f"seconds_{phase}": evaluation.seconds.get(phase, 0.0) for phase in PHASES}
     return values | {"peak_memory_bytes": evaluation.peak_memory or None}
@@ -62,7 +64,8 @@ def metrics_csv(evaluations: Sequence[Evaluation]) -> str:
         evaluations: In order of rounds.
 
     Returns:
-        The columns `REPRODUCIBLE`, then `MEASURED`; blank where there is nothing to say.
+        The columns `REPRODUCIBLE`, what the method itself measures in any of the evaluations, then `MEASURED`; blank where
+        there is nothing to say.
 
     Guarantee:
         Reading a number back gives the same float: none is rounded.
@@ -72,11 +75,14 @@ def metrics_csv(evaluations: Sequence[Evaluation]) -> str:
         >>> reproducible_part(text).splitlines()[1]
         '2,0.5,0.30000000000000004,,,0,0,0'
     """
-    return _csv([REPRODUCIBLE + MEASURED, *([_text(v) for v in figures(e).values()] for e in evaluations)])
+    own = tuple(dict.fromkeys(name for evaluation in evaluations for name in evaluation.measures))
+    columns = REPRODUCIBLE + own + MEASURED
+    lines = [figures(evaluation) for evaluation in evaluations]
+    return _csv([columns, *([_text(line.get(column)) for column in columns] for line in lines)])
 
 
 def reproducible_part(metrics_text: str) -> str:
-    """The columns of a metrics.csv that the same seed gives again, as CSV: what two runs are compared by.
+    """The columns of a metrics.csv that the same seed gives again, all but `MEASURED`, as CSV: what runs are compared by.
 
     Args:
         metrics_text: The file's text.
@@ -91,7 +97,22 @@ def reproducible_part(metrics_text: str) -> str:
         raise ValueError(
             f"metrics.csv has no column {missing[0]!r}, which every run writes; give the text of a run's file"
         )
-    return _csv([REPRODUCIBLE, *([line[name] for name in REPRODUCIBLE] for line in lines)])
+    kept = [name for name in heading if name not in MEASURED]
+    return _csv([kept, *([line[name] for name in kept] for line in lines)])
+
+
+def headline(values: Mapping[str, object]) -> str:
+    """The accuracy among figures or in a row, in words: of the global network, or where there is none the personal one.
+
+    Example:
+        >>> headline({"accuracy": 0.912}), headline({"accuracy": None, "personal_accuracy": 0.5})
+        ('accuracy 91.2 %', 'personal accuracy 50.0 %')
+    """
+    for name in ("accuracy", "personal_accuracy"):
+        value = values.get(name)
+        if isinstance(value, int | float):
+            return f"{name.replace('_', ' ')} {100 * value:.1f} %"
+    return "no accuracy"
 
 
 def _text(value: float | int | None) -> str:

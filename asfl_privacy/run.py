@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -344,7 +344,8 @@ def _row(config: SweepConfig, run: Run, *, result: Progress) -> Row:
             **base_row(config, run.cell),
             **_spent(config, run, result=result),
             "status": "ok",
-            "accuracy": sum(evaluation.accuracy for evaluation in last) / len(last),
+            "accuracy": _mean([evaluation.accuracy for evaluation in last]),
+            **{name: _mean([evaluation.measures.get(name) for evaluation in last]) for name in last[-1].measures},
             "remote_fraction": result.remote_fraction,
             "bytes_model": traffic.model,
             "bytes_activations": traffic.activations,
@@ -354,8 +355,14 @@ def _row(config: SweepConfig, run: Run, *, result: Progress) -> Row:
     )
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None where any value is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
 METHOD_OPTIONS = tuple(field.name for field in fields(MethodOptions))
-OPTIONS = ("lr_schedule", "momentum", "weight_decay", *METHOD_OPTIONS)
+OPTIONS = ("evaluate_on", "lr_schedule", "momentum", "weight_decay", *METHOD_OPTIONS)
 """Fields that a row names where they are not the default."""
 
 

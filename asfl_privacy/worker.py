@@ -203,7 +203,10 @@ def kept_record(folder: Path, *, config: SweepConfig, run: Run) -> Record | None
             if file_digest(folder / name) != digest:
                 raise ValueError(f"{name} has changed since it was written")
         asked = complete_row(
-            {**base_row(config, run.cell), "status": record.row["status"], "accuracy": record.row["accuracy"]}
+            {
+                **base_row(config, run.cell),
+                **{column: record.row[column] for column in ("status", "accuracy", "personal_accuracy")},
+            }
         )
         if any(record.row[column] != value for column, value in asked.items() if value is not None):
             raise ValueError("it holds another run")

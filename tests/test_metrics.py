@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 from federations import gaussian, make_tiny
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from asfl_privacy.accounting import Ledger
 from asfl_privacy.execution import Evaluation, ThreadsExecutor, begin_run, run_rounds, run_serially
 from asfl_privacy.federated import METHODS, Traffic
-from asfl_privacy.metrics import MEASURED, REPRODUCIBLE, figures, metrics_csv, reproducible_part
+from asfl_privacy.metrics import MEASURED, REPRODUCIBLE, figures, headline, metrics_csv, reproducible_part
 
 ASKED = [
     "round,accuracy,loss,sensitivity,noise_scale,bytes_model,bytes_activations,bytes_labels",
@@ -51,6 +52,21 @@ def test_a_line_by_hand_blank_where_there_is_nothing_to_say():
     lines = metrics_csv([first, second]).splitlines()
     assert lines[1] == "2,0.5,1.5,,,0,0,0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,"
     assert lines[2] == "4,0.75,0.1,2.0,8.5,7,8,9,0.5,0.0,0.0,0.0,0.25,0.0,0.0,0.0,1024"
+
+
+def test_a_methods_own_measures_are_columns_where_there_are_any_and_runs_are_compared_by_them():
+    """Catches a global accuracy of a method that has none, and measures that two runs are not compared by."""
+    plain = Evaluation(round=1, accuracy=0.5, loss=1.5, sensitivity=None, noise_scale=None, seconds={"full": 2.0})
+    own = replace(plain, round=2, accuracy=None, loss=None, measures={"personal_accuracy": 0.1 + 0.2})
+    heading, *lines = metrics_csv([plain, own]).splitlines()
+    assert heading == ",".join([ASKED[0], "personal_accuracy", *ASKED[1:]])
+    assert lines[0].startswith("1,0.5,1.5,,,0,0,0,,0.0,")
+    assert lines[1].startswith("2,,,,,0,0,0,0.30000000000000004,0.0,")
+    assert reproducible_part(metrics_csv([own])).splitlines() == [ASKED[0] + ",personal_accuracy", lines[1][:31]]
+    assert lines[1][:31].endswith(",0.30000000000000004")
+    assert headline(figures(own)) == "personal accuracy 30.0 %"
+    assert headline(figures(plain)) == "accuracy 50.0 %"
+    assert headline({"accuracy": None}) == "no accuracy"
 
 
 @given(FLOATS, FLOATS, FLOATS, st.integers(0, 2**62))

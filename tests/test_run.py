@@ -1,5 +1,6 @@
 """A run's row says what the ledger says, and its folder repeats it."""
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -9,6 +10,8 @@ import pytest
 from asfl_privacy.accounting import Ledger, gaussian_epsilon, gaussian_noise_multiplier
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import load_config
+from asfl_privacy.federated import METHODS
+from asfl_privacy.federated.methods.fedproto import FedProto
 from asfl_privacy.metrics import reproducible_part
 from asfl_privacy.run import Run, execute_run, prepare_run
 from asfl_privacy.run_files import run_config
@@ -209,3 +212,17 @@ def test_a_protected_run_is_read_back_as_it_was_asked(cell):
     (found,) = [c for c in make_cells(again) if c.method == asked.method and c.target is not None]
     assert found == run.cell
     assert found.target.delta == 1e-7
+
+
+def test_a_method_without_a_global_network_leaves_the_accuracy_blank(digits, tmp_path, monkeypatch):
+    """Catches the initial network's accuracy, or a personal one, in the column that FedAvg is compared in."""
+    monkeypatch.setitem(METHODS, "fedproto", FedProto())
+    row = outcome_of(digits, tmp_path / "run", method="fedproto", mech="none", tail_steps="1").row
+    lines = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    assert (row["method"], row["accuracy"], row["tail_steps"], row["full_steps"]) == ("fedproto", None, 0, 3)
+    assert {line["accuracy"] for line in lines} == {""}
+    for column in ("personal_accuracy", "prototype_accuracy_local", "prototype_accuracy_all"):
+        assert row[column] == pytest.approx(sum(float(line[column]) for line in lines[-2:]) / 2, abs=1e-15)
+    other = outcome_of(digits, tmp_path / "other", method="fedavg", mech="none").row
+    assert other["personal_accuracy"] is None
+    assert "personal_accuracy" not in (tmp_path / "other" / "metrics.csv").read_text()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from asfl_privacy.data import Dataset, import_object, load_dataset
-from asfl_privacy.models import NETS, build_model, split_model
+from asfl_privacy.models import NETS, build_model, read_projection, split_model
 
 DEFAULT_CLASSES = 10
 
@@ -46,7 +46,7 @@ class Subject:
             ValueError: for a block that cannot end the head.
         """
         if self.has_tail and type(self.model) is nn.Sequential:
-            split = split_model(self.model, exchange_layer)
+            split = split_model(self.model, exchange_layer, input_shape=self.input_shape)
             return split.exchange_layer, split.head.eval()
         if exchange_layer == "auto":
             return "", self.model.eval()
@@ -92,6 +92,10 @@ def find_subject(
     shape = records.input_shape if records is not None else input_shape
     if shape is None:
         raise ValueError("bound needs the shape of one record; give --input-shape or --data")
+    if read_projection(model)[1] is not None:
+        if records is None:
+            raise ValueError(f"model {model!r}: a projection is built for a data set; give --data")
+        return _network(build_model(model, data=records, seed=seed), shape)
     if ":" not in model:
         if records is not None:
             return _network(build_model(model, data=records, seed=seed), shape)

@@ -15,6 +15,7 @@ from asfl_privacy.cli.audit import audit
 from asfl_privacy.cli.bound import bound
 from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists
+from asfl_privacy.cli.layers import layers
 from asfl_privacy.cli.profile import profile
 from asfl_privacy.cli.training import RunInterruptedError, sweep, train
 from asfl_privacy.sweep import SweepStoppedError
@@ -47,6 +48,7 @@ def options(
 app.command("sweep")(config_flags(sweep))
 app.command("train")(config_flags(train))
 app.command("profile")(config_flags(profile))
+app.command("layers")(config_flags(layers))
 app.command("calibrate")(calibrate)
 app.command("account")(account)
 app.command("bound")(bound)

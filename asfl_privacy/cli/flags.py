@@ -91,7 +91,7 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
         ['sweep', '--epsilon', '1', '--epsilon', '4', '--epsilon', '16', '--noise', 'once']
     """
     grids = {f"--{name.replace('_', '-')}" for name in SweepConfig.model_fields if is_grid(name)}
-    if not arguments or arguments[0] not in ("sweep", "train", "profile"):
+    if not arguments or arguments[0] not in ("sweep", "train", "profile", "layers"):
         return list(arguments)
     spread: list[str] = []
     waiting = list(arguments)

@@ -33,6 +33,7 @@ from asfl_privacy.execution.choice import available_cores
 from asfl_privacy.execution.executor import ExecutorRefusedError, reason_of
 from asfl_privacy.execution.heap import keep_freed_memory
 from asfl_privacy.folder_lock import FolderInUseError
+from asfl_privacy.metrics import figures, headline
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
 from asfl_privacy.run import Run, execute_run, prepare_run, resolve_device, serve_run
@@ -191,7 +192,7 @@ def _train_here(
                 device=device,
                 should_stop=should_stop,
                 on_evaluation=lambda e: console.print(
-                    f"round {e.round} of {wanted.rounds}: accuracy {100 * e.accuracy:.1f} %", highlight=False
+                    f"round {e.round} of {wanted.rounds}: {headline(figures(e))}", highlight=False
                 ),
                 on_note=lambda note: console.print(note, highlight=False, style="dim"),
             )
@@ -287,7 +288,7 @@ def _line(row: Row, label: str) -> str:
     spent = f", total ε {bound(total)} at δ {row['delta_total']}" if isinstance(total, float) else ""
     if row["reproducible"] == "yes":
         spent += REPRODUCE_ONLY
-    return f"{label} seed {row['seed']}: accuracy {100 * float(row['accuracy'] or 0):.1f} %{spent} ({row['seconds']:.0f} s)"
+    return f"{label} seed {row['seed']}: {headline(row)}{spent} ({row['seconds']:.0f} s)"
 
 
 HIDDEN_ON_TERMINALS = ("ε whole record", "points below FedAvg", "runs", "sensitivity")

@@ -163,7 +163,8 @@ class BatchedExecutor:
     ) -> dict[int, Update]:
         """Updates of clients whose stages have the same parts and numbers of steps."""
         settings, clients = self._federation.settings, list(work)
-        weights: list[Weights] = [state.weights for _ in clients]
+        starts: list[Weights] = [self._method.start(state, client) for client in clients]
+        weights = starts
         done: list[tuple[Steps, ...]] = [() for _ in clients]
         watch = Stopwatch()
         for stages in zip(*work.values(), strict=True):
@@ -196,10 +197,11 @@ class BatchedExecutor:
                 done[i] += (one,)
         seconds = {part: spent / len(clients) for part, spent in watch.seconds.items()}
         updates = {}
-        for client, trained, steps in zip(clients, weights, done, strict=True):
+        for client, start, trained, steps in zip(clients, starts, weights, done, strict=True):
             with named(round, client=client):
+                begun = replace(state, weights=start)
                 update = finish_update(
-                    trained, state, client, federation=self._federation, steps=steps, remaining=remaining, round=round
+                    trained, begun, client, federation=self._federation, steps=steps, remaining=remaining, round=round
                 )
                 update = self._method.finish(
                     update, state, client, steps=steps, federation=self._federation, round=round

@@ -1,4 +1,4 @@
-"""Evaluation of the global network on the test records, batches spread over threads."""
+"""Evaluation on the test records: the global network, batches spread over threads, and what a method itself measures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from asfl_privacy.execution.client_work import global_draws
-from asfl_privacy.federated import Federation
+from asfl_privacy.federated import Federation, Method, State
 from asfl_privacy.federated.steps import evaluate_batch
 from asfl_privacy.federated.streams import SERVER
 from asfl_privacy.federated.weights import Weights
@@ -62,6 +62,13 @@ class Evaluator:
             for first, federation in enumerate(self._networks)
         ]
         return self._total({number: part.result() for number, part in enumerate(parts)})
+
+    def measures(self, method: Method, state: State, *, round: int) -> dict[str, float]:
+        """What the method itself measures, by column; empty for nothing."""
+        if not self._is_plain:
+            self._networks = [self._federation.replica()]
+        with global_draws(self._federation, client=SERVER, round=round):
+            return dict(method.measures(state, federation=self._networks[0]))
 
     def _total(self, shares: Mapping[int, Mapping[int, tuple[int, float]]]) -> tuple[float, float]:
         """Mean over all records, added up in the order of the batches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from asfl_privacy.accounting import Ledger
@@ -13,27 +14,29 @@ from asfl_privacy.mechanisms import ReleasePlan
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of the global network on the test records, after `round` rounds.
+    """One evaluation on the test records, after `round` rounds.
 
     Attributes:
         round: Rounds done.
-        accuracy: 0–1.
-        loss: Mean cross-entropy.
+        accuracy: Of the global network, 0–1; None for a method that has none.
+        loss: Its mean cross-entropy, or None.
         sensitivity: Sensitivity that the round's noise was calibrated from; None without private releases.
         noise_scale: σ or b of the round; None without private releases.
         traffic: Bytes by channel so far.
         seconds: Time by phase since the evaluation before; clients' phases are summed over clients.
         peak_memory: Most bytes that this process has held in memory so far.
+        measures: What the method itself measures, by column.
     """
 
     round: int
-    accuracy: float
-    loss: float
+    accuracy: float | None
+    loss: float | None
     sensitivity: float | None
     noise_scale: float | None
     traffic: Traffic = field(default_factory=Traffic)
     seconds: Seconds = field(default_factory=dict)
     peak_memory: int = 0
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

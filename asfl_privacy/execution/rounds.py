@@ -137,6 +137,7 @@ def run_rounds(
     Guarantee:
         The result does not depend on the executor, but for one that says that its sums are in another order.
     """
+    _refuse_open_channels(federation, method)
     settings, progress, watch = federation.settings, start, Stopwatch()
     began, seconds_before = time.perf_counter(), start.seconds
     with Evaluator(federation, threads=evaluation_threads) as evaluator:
@@ -145,13 +146,27 @@ def run_rounds(
                 raise RunStoppedError(f"stopped after {number} of {settings.rounds} rounds")
             progress, plan = _run_round(progress, number, federation, method, executor=executor, watch=watch)
             if (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds:
-                evaluation = _evaluated(progress, evaluator=evaluator, plan=plan, watch=watch)
+                evaluation = _evaluated(progress, method, evaluator=evaluator, plan=plan, watch=watch)
                 watch = Stopwatch()
                 progress = replace(progress, evaluations=(*progress.evaluations, evaluation))
                 on_evaluation(evaluation)
             progress = replace(progress, seconds=seconds_before + time.perf_counter() - began)
             after_round(progress)
     return progress
+
+
+def _refuse_open_channels(federation: Federation, method: Method) -> None:
+    """Refuse a private run in which something leaves that nothing noises and no ledger counts.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    privacy = federation.privacy
+    if privacy is not None and (method.exposes_records or (method.in_the_clear and privacy.updates != "none")):
+        raise ValueError(
+            f"method {method.name} in a private run with updates {privacy.updates}: its clients send {method.in_the_clear} in "
+            "the clear, which no ledger counts; use method asfl, fedavg or fedvarp"
+        )
 
 
 def run_serially(
@@ -298,9 +313,14 @@ def _remaining_updates(account: Account | None, now: _Round, *, federation: Fede
     return left
 
 
-def _evaluated(progress: Progress, *, evaluator: Evaluator, plan: ReleasePlan | None, watch: Stopwatch) -> Evaluation:
+def _evaluated(
+    progress: Progress, method: Method, *, evaluator: Evaluator, plan: ReleasePlan | None, watch: Stopwatch
+) -> Evaluation:
+    state, accuracy, loss = progress.state, None, None
     with watch.phase("evaluate"):
-        accuracy, loss = evaluator.evaluate(progress.state.weights, round=progress.rounds_done)
+        if method.has_global_network:
+            accuracy, loss = evaluator.evaluate(state.weights, round=progress.rounds_done)
+        measures = evaluator.measures(method, state, round=progress.rounds_done)
     return Evaluation(
         round=progress.rounds_done,
         accuracy=accuracy,
@@ -310,6 +330,7 @@ def _evaluated(progress: Progress, *, evaluator: Evaluator, plan: ReleasePlan | 
         traffic=progress.traffic,
         seconds=watch.seconds,
         peak_memory=peak_memory(),
+        measures=measures,
     )
 
 

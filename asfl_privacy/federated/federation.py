@@ -185,7 +185,7 @@ def build_federation(
         settings=settings,
         privacy=privacy,
         model=model,
-        split=split_model(model, settings.exchange_layer),
+        split=split_model(model, settings.exchange_layer, input_shape=data.input_shape),
         frozen=tuple(module for module in model.modules() if not module.training),
         initial_weights=read_weights(model),
         device=target,

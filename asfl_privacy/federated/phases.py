@@ -31,7 +31,7 @@ class State:
     """All that a run carries from one round to the next.
 
     Attributes:
-        weights: The global network's.
+        weights: The global network's; of a method that has none, the initial ones.
         clients: What single clients keep, by number; absent for clients that keep nothing.
         server: What the method keeps beside the network, by name.
     """
@@ -123,7 +123,7 @@ class Update:
     """A client's outcome of the train phase.
 
     Attributes:
-        weights: Its network after local steps.
+        weights: Its network after local steps; empty where a method does not send it.
         num_records: n_i, its weight in the average.
         drawn: Records drawn in all its steps.
         drawn_remote: How many of them came from another client.
@@ -222,6 +222,16 @@ class Method(Protocol):
         """What clients send beside weights and payloads and nothing protects; empty for nothing."""
         ...
 
+    @property
+    def exposes_records(self) -> bool:
+        """Whether clients send something of single records that nothing noises, so that no private run is possible."""
+        ...
+
+    @property
+    def has_global_network(self) -> bool:
+        """Whether the state's weights are a network that the rounds train, which evaluations are of."""
+        ...
+
     def prepare(self, state: State, *, federation: Federation, round: int) -> ReleasePlan | None:
         """Certificate and noise of the head as it is now; None where nothing private is released."""
         ...
@@ -265,13 +275,21 @@ class Method(Protocol):
     def traffic(
         self, state: State, cohort: Sequence[int], deliveries: Sequence[Delivery], *, federation: Federation
     ) -> Traffic:
-        """Bytes of a round, by channel."""
+        """Bytes of a round, by channel, given the state after it."""
+        ...
+
+    def measures(self, state: State, *, federation: Federation) -> Mapping[str, float]:
+        """What the method itself measures of a state on the test records, by column; empty for nothing."""
         ...
 
 
 @runtime_checkable
 class StagedMethod(Method, Protocol):
     """A method whose `train` is `run_stages` of its stages and `finish`, so that many clients can take steps at once."""
+
+    def start(self, state: State, client: int) -> Weights:
+        """The weights that a client's local work begins with."""
+        ...
 
     def stages(
         self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
@@ -289,5 +307,7 @@ class StagedMethod(Method, Protocol):
 def fedavg_aggregate(state: State, updates: Mapping[int, Update]) -> State:
     """FedAvg's mean over the round's clients, in client order."""
     ordered = [updates[client] for client in sorted(updates)]
-    weights = average_weights([u.weights for u in ordered], num_records=[u.num_records for u in ordered])
+    weights = average_weights(
+        [u.weights for u in ordered], num_records=[u.num_records for u in ordered], before=state.weights
+    )
     return replace(state, weights=weights)

@@ -50,7 +50,8 @@ def parse_schedule(text: str) -> Schedule:
         text: `constant`, `cosine`, or `step:FACTOR@ROUND,ROUND…`.
 
     Raises:
-        ValueError: For another form, a factor outside (0, 1], or rounds that do not ascend from 1 on.
+        ValueError: For another form, a factor outside (0, 1] or whose power at the end is 0 in floats, or rounds that do
+            not ascend from 1 on.
 
     Example:
         >>> parse_schedule("step:0.1@50,75")
@@ -65,9 +66,10 @@ def parse_schedule(text: str) -> Schedule:
     except ValueError:
         found = Schedule("?")
     ascending = all(a < b for a, b in zip((0, *found.at), found.at, strict=False))
-    if found.kind != "step" or not 0 < found.factor <= 1 or not ascending:
+    vanishes = not found.factor ** len(found.at) > 0  # a rate of 0 trains nothing, and FedVARP divides by it
+    if found.kind != "step" or not 0 < found.factor <= 1 or not ascending or vanishes:
         raise ValueError(
-            f"{text!r} is unknown; use constant, cosine, or step:FACTOR@ROUND,… with a factor in (0, 1] and rounds that "
-            "ascend from 1 on, e.g. step:0.1@50,75"
+            f"{text!r} is unknown; use constant, cosine, or step:FACTOR@ROUND,… with a factor in (0, 1], its powers above 0 too, "
+            "and rounds that ascend from 1 on, e.g. step:0.1@50,75"
         )
     return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import torch
+
 from asfl_privacy.federated.phases import State, Update
-from asfl_privacy.federated.weights import average_weights
+from asfl_privacy.federated.weights import Weights, average_weights
 
 
 def server_step(state: State, updates: Mapping[int, Update], *, trained: Collection[str], server_lr: float) -> State:
@@ -20,9 +22,12 @@ def server_step(state: State, updates: Mapping[int, Update], *, trained: Collect
 
     Returns:
         The state with the new weights.
+
+    Raises:
+        ValueError: Weights that are not finite, of a client or after the step.
     """
     ordered = [updates[client] for client in sorted(updates)]
-    mean = average_weights([update.weights for update in ordered], num_records=[1] * len(ordered))
+    mean = average_weights([update.weights for update in ordered], num_records=[1] * len(ordered), before=state.weights)
     if server_lr == 1.0:
         return replace(state, weights=mean)
     stepped = {
@@ -31,4 +36,15 @@ def server_step(state: State, updates: Mapping[int, Update], *, trained: Collect
         else mean[name]
         for name, old in state.weights.items()
     }
+    check_finite(stepped, trained=trained, server_lr=server_lr)
     return replace(state, weights=stepped)
+
+
+def check_finite(weights: Weights, *, trained: Collection[str], server_lr: float) -> None:
+    """Refuse weights that a server's step made infinite or NaN; what does not train, a mask say, may be so."""
+    for name in trained:
+        if not bool(torch.isfinite(weights[name]).all()):
+            raise ValueError(
+                f"weights {name} are not finite after the server's step of {server_lr:g} times the mean update: training "
+                "diverged; lower server_lr or lr"
+            )

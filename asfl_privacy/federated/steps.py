@@ -91,7 +91,8 @@ class Rule:
 
     Attributes:
         lr: Learning rate η > 0.
-        momentum: Share of the last step's direction that is kept, in [0, 1); the direction starts at zero in each round.
+        momentum: Share of the last step's direction that is kept, in [0, 1); the direction starts at zero in each
+            stage of a client's round.
         weight_decay: λ ≥ 0; λ times the parameter is added to its gradient.
     """
 

@@ -31,7 +31,9 @@ def load_weights(model: nn.Module, weights: Weights) -> None:
         entry.copy_(weights[name])
 
 
-def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -> Weights:
+def average_weights(
+    results: Sequence[Weights], *, num_records: Sequence[int], before: Weights | None = None
+) -> Weights:
     """FedAvg's mean, weighted by the number of records over the clients given, in the order given.
 
     Sums run in float64, so that one client's average is its own weights, bit for bit. Integer buffers (counters) stay
@@ -40,6 +42,7 @@ def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -
     Args:
         results: Each client's weights after its local steps.
         num_records: Each client's number of records, above 0.
+        before: What the clients started from, by which an entry that none has changed is known; None for the first result.
 
     Returns:
         The average.
@@ -64,7 +67,8 @@ def average_weights(results: Sequence[Weights], *, num_records: Sequence[int]) -
         is_finite = bool(torch.isfinite(wide).all())
         for name, value, part in zip(group, first, torch.split(wide, sizes), strict=True):
             is_count = not value.is_floating_point()
-            if (is_count or not is_finite) and all(torch.equal(result[name], value) for result in results):
+            start = value if before is None else before[name]
+            if all(torch.equal(result[name], start) for result in results):
                 averaged[name] = value.clone()
             elif not is_finite and not bool(torch.isfinite(part).all()):
                 raise ValueError(f"weights {name} are not finite after averaging: training diverged; lower lr")

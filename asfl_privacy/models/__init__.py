@@ -2,6 +2,16 @@
 
 from asfl_privacy.models.build import block_names, build_model
 from asfl_privacy.models.nets import NETS, Normalize
+from asfl_privacy.models.projection import add_projection, read_projection
 from asfl_privacy.models.split import Split, split_model
 
-__all__ = ["NETS", "Normalize", "Split", "block_names", "build_model", "split_model"]
+__all__ = [
+    "NETS",
+    "Normalize",
+    "Split",
+    "add_projection",
+    "block_names",
+    "build_model",
+    "read_projection",
+    "split_model",
+]

@@ -11,6 +11,7 @@ from torch import nn
 
 from asfl_privacy.data import Dataset, import_object
 from asfl_privacy.models.nets import NETS
+from asfl_privacy.models.projection import add_projection, read_projection
 
 MAX_BLOCK_NAME = 60
 
@@ -21,7 +22,9 @@ def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
     Args:
         name: `small-cnn`, `lenet`, or `module:factory` for your own: a function that takes the keywords input_shape and
             num_classes and returns an `nn.Sequential` whose children are the named blocks. Naming a module runs its
-            code. Its inputs are in raw pixel units; normalisation belongs inside, as the first block.
+            code. Its inputs are in raw pixel units; normalisation belongs inside, as the first block. Any of them
+            followed by `+projection:WIDTH` is that network, its other blocks with the same initial weights, with a
+            projection head of so many features before its last block (`add_projection`).
         data: What it must fit.
         seed: Seed of the initial weights; torch's global generator is left as it was.
 
@@ -29,8 +32,8 @@ def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
         The network in training mode, except for modules that the factory put in evaluation mode.
 
     Raises:
-        ValueError: An unknown name, a factory that fails, blocks that are missing, or a network that does not turn a
-            batch of the data's records into finite logits of shape (batch, num_classes).
+        ValueError: An unknown name, a factory that fails, blocks that are missing, a network that does not turn a batch
+            of the data's records into finite logits of shape (batch, num_classes), or one that takes no projection.
 
     Example:
         >>> from pathlib import Path
@@ -39,19 +42,27 @@ def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
         >>> [block for block, _ in net.named_children()]
         ['normalize', 'conv1', 'conv2', 'fc1', 'classifier']
     """
-    factory = _factory(name, data=data)  # before the seed: importing a module may draw from torch's generator
+    base, width = read_projection(name)
+    factory = _factory(base, data=data)  # before the seed: importing a module may draw from torch's generator
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model = factory()
         except (Exception, SystemExit) as error:  # the user's factory may fail in any way; the line says how
-            if name in NETS:
+            if base in NETS:
                 raise
             raise ValueError(
-                f"model {name!r}: the factory failed ({type(error).__name__}: {_first_line(error)}); it is called "
+                f"model {base!r}: the factory failed ({type(error).__name__}: {_first_line(error)}); it is called "
                 "with input_shape and num_classes"
             ) from error
-        return _checked(model, name=name, data=data)
+        checked = _checked(model, name=base, data=data)
+        if width is None:
+            return checked
+        try:
+            grown = add_projection(checked, width)
+        except ValueError as error:
+            raise ValueError(f"model {name!r}: {error}") from error
+        return _checked(grown, name=name, data=data)
 
 
 def _factory(name: str, *, data: Dataset) -> Callable[[], object]:
@@ -70,8 +81,19 @@ def _factory(name: str, *, data: Dataset) -> Callable[[], object]:
 
 
 def block_names(model: nn.Sequential) -> tuple[str, ...]:
-    """Names of the blocks from input to output."""
-    return tuple(name for name, _ in model.named_children())
+    """Names of the blocks from input to output.
+
+    Raises:
+        ValueError: One module that stands as two blocks, which torch's own iterators leave out the second time.
+    """
+    first: dict[nn.Module | None, str] = {}
+    for name, block in model._modules.items():
+        if block in first:
+            raise ValueError(
+                f"block {name} is the same module as block {first[block]}: head and tail would share it; build one of each"
+            )
+        first[block] = name
+    return tuple(first.values())
 
 
 def _checked(model: object, *, name: str, data: Dataset) -> nn.Sequential:
@@ -82,7 +104,7 @@ def _checked(model: object, *, name: str, data: Dataset) -> nn.Sequential:
             "so that it can be split between them"
         )
     modes = {module: module.training for module in model.modules()}
-    for block, _ in model.named_children():
+    for block in block_names(model):
         if not block.isprintable() or len(block) > MAX_BLOCK_NAME:
             raise ValueError(
                 f"model {name!r}: block name {block[:MAX_BLOCK_NAME]!r} must be printable and of at most "

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from asfl_privacy.reporting.rows import COLUMNS, Row, Value, complete_row
+from asfl_privacy.reporting.rows import COLUMNS, PERSONAL, Row, Value, complete_row
 
 # Largest over the runs, never the mean: a guarantee that holds for every seed.
 BOUNDS: Final[tuple[str, ...]] = (
@@ -22,7 +22,7 @@ BOUNDS: Final[tuple[str, ...]] = (
     "epsilon_updates",
 )
 _OUTCOMES: Final = frozenset(
-    {*BOUNDS, "status", "accuracy", "seed", "seconds", "update_multiplier", "epsilon_claimed", "held_back"}
+    {*BOUNDS, "status", "accuracy", "seed", "seconds", "update_multiplier", "epsilon_claimed", "held_back", *PERSONAL}
     | {"remote_fraction", "bytes_model", "bytes_activations", "bytes_labels"}
 )
 SETTINGS: Final[tuple[str, ...]] = tuple(column for column in COLUMNS if column not in _OUTCOMES)
@@ -45,8 +45,13 @@ class Cell:
 
     @property
     def accuracy_by_seed(self) -> dict[int, float]:
-        """Accuracy (0 to 1) of every run that ended well."""
-        return {_number_of(run, "seed"): _float_of(run, "accuracy") for run in self.runs}
+        """Accuracy (0 to 1) of the global network of every run that ended well and has one."""
+        return self.by_seed("accuracy")
+
+    def by_seed(self, column: str) -> dict[int, float]:
+        """A column's number in every run that ended well and has one there."""
+        values = [(_number_of(run, "seed"), run[column]) for run in self.runs]
+        return {seed: float(value) for seed, value in values if isinstance(value, int | float)}
 
     def largest(self, column: str) -> float | None:
         """The largest value over the runs; blank (None) where any run left it blank, or none ended well."""
@@ -177,10 +182,3 @@ def _number_of(row: Row, column: str) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{column} is {value!r}: every run has a whole number there; fill it in")
     return value
-
-
-def _float_of(row: Row, column: str) -> float:
-    value = row[column]
-    if not isinstance(value, int | float):
-        raise ValueError(f"{column} is {value!r}: every finished run has a number there; fill it in")
-    return float(value)

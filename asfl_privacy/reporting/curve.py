@@ -67,9 +67,9 @@ def curve_of(cells: Sequence[Cell]) -> Curve:
         that is part of a δ ladder and alone on its ε line is shown in the δ panel only.
 
     Edge cases:
-        Cells whose runs all failed are left out; the table has them. Panels may be without lines.
+        Cells without accuracy (failed, or no global network) are left out; the table has them. Panels may be empty.
     """
-    finished = [cell for cell in cells if cell.runs]
+    finished = [cell for cell in cells if cell.accuracy_by_seed]
     noised = [cell for cell in finished if cell.is_noised]
     ladders = {
         key: ladder

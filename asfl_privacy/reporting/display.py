@@ -7,9 +7,9 @@ from typing import Final
 
 from asfl_privacy.reporting.cells import SETTINGS, Cell
 from asfl_privacy.reporting.numerals import bound, exact, nearest, spread
-from asfl_privacy.reporting.rows import Value
+from asfl_privacy.reporting.rows import PERSONAL, Value
 from asfl_privacy.reporting.table import frame_of
-from asfl_privacy.reporting.words import SETTING_NAMES, cell_name
+from asfl_privacy.reporting.words import PERSONAL_NAMES, SETTING_NAMES, cell_name
 
 ORDER: Final = (
     "References first, then from weak to strong privacy: ε falling, at equal ε δ falling. ε, δ and sensitivity are the "
@@ -49,17 +49,20 @@ def display_table(cells: Sequence[Cell]) -> Display:
     varying = varying_settings(cells)
     asked = [column for column in _SPENT if _differs_from_spent(cells, column)]
     columns = [column for column in varying if column not in _SPENT] + asked
+    personal = [column for column in PERSONAL if any(cell.by_seed(column) for cell in cells)]
     frame = frame_of(cells)
     headings = (
         "run",
         *(SETTING_NAMES[column] for column in columns),
         "accuracy %",
+        *(f"{PERSONAL_NAMES[column]} %" for column in personal),
         *("ε per release", "ε total", "δ", "ε whole record"),
         *("points below ASFL", "points below FedAvg"),
         *("MB sent", "runs", "sensitivity", "noise sd"),
     )
     lines = tuple(
-        _line(cell, line, columns=columns) for cell, line in zip(cells, frame.to_dict("records"), strict=True)
+        _line(cell, line, columns=columns, personal=personal)
+        for cell, line in zip(cells, frame.to_dict("records"), strict=True)
     )
     shared = tuple(
         (SETTING_NAMES[column], exact(_values(cells, column)[0]))
@@ -91,7 +94,9 @@ def _differs_from_spent(cells: Sequence[Cell], column: str) -> bool:
     return any(asked is not None and bound(asked) != bound(spent) for asked, spent in pairs)
 
 
-def _line(cell: Cell, line: Mapping[Hashable, Value], *, columns: Sequence[str]) -> tuple[str, ...]:
+def _line(
+    cell: Cell, line: Mapping[Hashable, Value], *, columns: Sequence[str], personal: Sequence[str]
+) -> tuple[str, ...]:
     def figure(column: str) -> float | None:
         return _number(line[column])
 
@@ -106,7 +111,7 @@ def _line(cell: Cell, line: Mapping[Hashable, Value], *, columns: Sequence[str])
     return (
         name,
         *(exact(cell.settings[column]) for column in columns),
-        spread(percent("accuracy_mean"), percent("accuracy_sd")),
+        *(spread(percent(f"{column}_mean"), percent(f"{column}_sd")) for column in ("accuracy", *personal)),
         *(bound(figure(c)) for c in ("epsilon_release", "epsilon_total", "delta_total", "epsilon_whole_record")),
         *(spread(figure(f"loss_{m}_mean"), figure(f"loss_{m}_sd")) for m in ("asfl", "fedavg")),
         nearest(_megabytes(cell)),

@@ -63,7 +63,13 @@ COLUMNS: Final[tuple[str, ...]] = (
     "epsilon_updates",
     "held_back",
     "options",
+    "personal_accuracy",
+    "prototype_accuracy_local",
+    "prototype_accuracy_all",
 )
+
+PERSONAL: Final = ("personal_accuracy", "prototype_accuracy_local", "prototype_accuracy_all")
+"""Means over clients of what each one's own network gets right of its own classes; never beside the global `accuracy`."""
 
 _TEXT: Final = frozenset(
     {
@@ -110,7 +116,7 @@ _MAY_BE_INFINITE: Final = frozenset(
         "epsilon_updates",
     }
 )
-_AT_MOST_ONE: Final = frozenset({"delta", "delta_total", "accuracy", "remote_fraction"})
+_AT_MOST_ONE: Final = frozenset({"delta", "delta_total", "accuracy", "remote_fraction", *PERSONAL})
 
 # Without noise nothing is promised, so none of these has a meaning.
 PRIVACY_COLUMNS: Final[tuple[str, ...]] = (
@@ -156,7 +162,7 @@ def complete_row(values: Mapping[str, object]) -> Row:
 
     Raises:
         ValueError: Unknown column, NaN, a negative number, infinity outside the ε columns, text of more than one
-            line, an "ok" run without accuracy or seed, a privacy figure in a run without noise.
+            line, an "ok" run without seed or without any accuracy, a privacy figure in a run without noise.
 
     Guarantee:
         No row with mech "none" carries ε, δ, radius or noise, so a run without noise never claims privacy.
@@ -235,7 +241,8 @@ def _check_meaning(row: Mapping[str, Value]) -> None:
     status = row["status"]
     if status != "ok" and not (isinstance(status, str) and status.startswith("failed: ")):
         raise ValueError(f"status is {status!r}: it is 'ok' or 'failed: ' and one line; say which")
-    for column in ("method", "mech", "seed") + (("accuracy",) if status == "ok" else ()):
+    accuracy = ("accuracy",) if status == "ok" and row["personal_accuracy"] is None else ()
+    for column in ("method", "mech", "seed", *accuracy):
         if row[column] is None:
             raise ValueError(f"{column} is blank in a row of status {status!r}: every such run has one; fill it in")
     if row["mech"] == "none":

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from asfl_privacy.reporting.cells import BOUNDS, SETTINGS, Cell, gather_cells, reference_cell
+from asfl_privacy.reporting.rows import PERSONAL
 
 
 def summarise(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
@@ -18,6 +19,7 @@ def summarise(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
         A frame in the order of `gather_cells` with the settings and
         runs, failed: numbers of runs that ended well and that failed;
         accuracy_mean, accuracy_sd, accuracy_min, accuracy_max: fractions from 0 to 1, the deviation with n - 1;
+        personal_accuracy_mean, personal_accuracy_sd, and so for each of `PERSONAL`: likewise;
         loss_asfl_mean, loss_asfl_sd, loss_asfl_pairs: points (100 × accuracy) lost against the unnoised ASFL cell,
         paired by seed, negative for a gain; loss_fedavg_… against FedAvg;
         sensitivity, noise_scale, noise_stddev, epsilon_release, epsilon_total, delta_total, epsilon_whole_record:
@@ -33,7 +35,7 @@ def summarise(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
 
     Edge cases:
         One run has no deviation. A cell whose runs all failed keeps its line with blanks. A cell without exactly one
-        matching reference, or without a seed in common, has no loss.
+        matching reference, or without a seed in common, has no loss; nor has one without a global network.
 
     Example:
         >>> run = {"status": "ok", "method": "asfl", "mech": "none"}
@@ -56,6 +58,8 @@ def _line(cell: Cell, cells: Sequence[Cell]) -> dict[str, object]:
     line["accuracy_mean"], line["accuracy_sd"] = _mean_and_sd(accuracies)
     line["accuracy_min"] = min(accuracies, default=None)
     line["accuracy_max"] = max(accuracies, default=None)
+    for column in PERSONAL:
+        line[f"{column}_mean"], line[f"{column}_sd"] = _mean_and_sd(list(cell.by_seed(column).values()))
     for method in ("asfl", "fedavg"):
         losses = _paired_losses(cell, reference_cell(cell, cells, method=method))
         line[f"loss_{method}_mean"], line[f"loss_{method}_sd"] = _mean_and_sd(losses)

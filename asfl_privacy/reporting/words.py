@@ -36,7 +36,22 @@ SETTING_NAMES: Final[dict[str, str]] = {
     "options": "steps and method",
     "reproducible": "noise from the seed",
 }
-_METHODS: Final = {"asfl": "ASFL", "fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedpvr": "FedPVR", "fedvarp": "FedVARP"}
+PERSONAL_NAMES: Final = {
+    "personal_accuracy": "personal accuracy",
+    "prototype_accuracy_local": "nearest own prototype",
+    "prototype_accuracy_all": "nearest of all prototypes",
+}
+_METHODS: Final = {
+    "asfl": "ASFL",
+    "fedavg": "FedAvg",
+    "scaffold": "SCAFFOLD",
+    "fedpvr": "FedPVR",
+    "fedvarp": "FedVARP",
+    "fedproto": "FedProto",
+    "moon": "MOON",
+    "splitfed-v1": "SplitFed V1",
+    "splitfed-v2": "SplitFed V2",
+}
 _MECHANISMS: Final = {"none": "no noise", "gaussian": "Gaussian", "laplace": "Laplace"}
 _NORM_MEANINGS: Final = {
     1.0: "the sum of the absolute pixel differences",
@@ -103,6 +118,13 @@ def how_to_read(cells: Sequence[Cell]) -> list[tuple[str, str]]:
         ("Points below", "Percentage points of accuracy lost against the unnoised ASFL line, and against FedAvg, of "
          "the same settings, paired by seed: mean ± standard deviation. Below zero means better than that line."),
     ]  # fmt: skip
+    if any(cell.by_seed("personal_accuracy") for cell in cells):
+        entries.append(
+            ("Personal accuracy", "Where each client keeps a network of its own there is no global accuracy. Personal "
+             "accuracy is the mean over clients, each judged on test records in the proportions of its own classes: an "
+             "easier task, not to be compared with accuracy. Nearest prototype: the same, naming the class whose global "
+             "prototype is nearest, among the client's own classes or among all.")
+        )  # fmt: skip
     if len(noised) < len(cells):
         entries.append(("No noise", "A line without noise makes no privacy promise at all."))
     if not noised:

@@ -58,6 +58,7 @@ def progress_of(number, clients=None, *, account=True, size=4):
         traffic=Traffic(1, 2, 3),
         seconds={"head": 0.1, "tail": 1e-300},
         peak_memory=12345,
+        measures={"personal_accuracy": 1 / 7, "odd": float("-inf")},
     )
     return Progress(
         rounds_done=number,
@@ -67,7 +68,11 @@ def progress_of(number, clients=None, *, account=True, size=4):
             server={"v": torch.tensor(number), "counts": torch.arange(3)},
         ),
         account=account_of(number) if account else None,
-        evaluations=(evaluation, replace(evaluation, loss=0.1, accuracy=float("nan"))),
+        evaluations=(
+            evaluation,
+            replace(evaluation, loss=0.1, accuracy=float("nan")),
+            replace(evaluation, loss=None, accuracy=None, measures={}),
+        ),
         largest_plan=PlanFacts(
             sensitivity=0.1, scale=np.float64(0.2), noise_stddev=1 / 3, rounding="included", certificate_method=None
         ),

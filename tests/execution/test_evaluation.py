@@ -1,14 +1,16 @@
 """Evaluation: means over all test records, whatever the threads."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from federations import make_federation
 from torch.nn import functional as F  # noqa: N812
 
-from asfl_privacy.execution import evaluation
+from asfl_privacy.execution import evaluation, run_serially
 from asfl_privacy.execution.evaluation import Evaluator
+from asfl_privacy.federated import METHODS, State
+from asfl_privacy.federated.methods.fedavg import FedAvg
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -37,3 +39,47 @@ def test_fewer_records_than_threads_are_evaluated_too(digits):
     with torch.no_grad():
         right = (federation.model(few.test_inputs).argmax(1) == few.test_labels).sum()
     assert accuracy == int(right) / 3
+
+
+@dataclass(frozen=True)
+class Measured(FedAvg):
+    """FedAvg that measures something of its own, in whatever network it is given, and leaves that changed."""
+
+    has_global: bool = True
+
+    @property
+    def has_global_network(self):
+        return self.has_global
+
+    def measures(self, state, *, federation):
+        federation.load(state.weights, training=False)
+        with torch.no_grad():
+            value = federation.model(federation.data.test_inputs[:1]).sum().item()
+            for parameter in federation.model.parameters():
+                parameter.zero_()
+        return {"own": value}
+
+
+def test_a_methods_own_measures_stand_beside_the_accuracy_and_change_nothing(digits):
+    """Catches measures in the network that trains, and an accuracy of weights that the method says are no network."""
+    plain = run_serially(make_federation(digits), METHODS["fedavg"], ledger=None)
+    measured = run_serially(make_federation(digits), Measured(), ledger=None)
+    blank = run_serially(make_federation(digits), Measured(has_global=False), ledger=None)
+    for run in (measured, blank):
+        assert all(torch.equal(run.state.weights[name], value) for name, value in plain.state.weights.items())
+        assert all(list(evaluation.measures) == ["own"] for evaluation in run.evaluations)
+    assert [(e.accuracy, e.loss) for e in measured.evaluations] == [(e.accuracy, e.loss) for e in plain.evaluations]
+    assert [(e.accuracy, e.loss) for e in blank.evaluations] == [(None, None)] * 3
+    assert [e.measures for e in plain.evaluations] == [{}] * 3
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_measures_are_of_a_replica_and_the_next_evaluation_is_not_changed_by_them(digits, threads):
+    federation = make_federation(digits)
+    state = State(weights=federation.initial_weights)
+    federation.load(state.weights, training=False)
+    with Evaluator(federation, threads=threads) as evaluator:
+        before = evaluator.evaluate(state.weights, round=1)
+        assert evaluator.measures(Measured(), state, round=1) == evaluator.measures(Measured(), state, round=2)
+        assert evaluator.evaluate(state.weights, round=1) == before
+    assert all(torch.equal(value, state.weights[name]) for name, value in federation.model.state_dict().items())

@@ -35,6 +35,22 @@ SETTINGS = {
 }
 
 
+STACKED = [name for name in METHODS if name.partition("+")[0] not in ("moon", "fedproto")]
+"""Methods whose local steps are plain."""
+
+
+def pairs(methods, settings):
+    """Methods and settings that go together."""
+    return [(m, s) for m in methods for s in settings if goes(EVERY_METHOD[m], SETTINGS[s].get("privacy"))]
+
+
+def goes(method, privacy):
+    """Whether all that the method sends is covered, or nothing is promised."""
+    if privacy is None:
+        return True
+    return not method.exposes_records and not (method.in_the_clear and privacy.updates != "none")
+
+
 def a_run(digits, method, setting, executor, *, workers=2, make=make_federation, **changes):
     federation = make(digits, **{**SETTINGS[setting], **changes})
     privacy = federation.privacy
@@ -48,21 +64,21 @@ def test_the_contracts_filter_lets_records_go_and_holds_others_back(digits):
     """Catches a budget below one release, with which the contract would compare runs that share nothing."""
     run = a_run(digits, "asfl", "a filter, own as released", "serial")
     assert run.drawn_remote > 0
-    assert run.ledger.counts
+    assert run.ledger.releases > 0
     assert run.held_back > 0
 
 
-@pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "dp-sgd"])
-@pytest.mark.parametrize("method", EVERY_METHOD)
+@pytest.mark.parametrize(("method", "setting"), pairs(EVERY_METHOD, [name for name in SETTINGS if name != "dp-sgd"]))
 def test_threads_give_the_run_of_the_serial_executor_to_the_bit(digits, method, setting):
     """Catches a network that two threads share, and answers in the order in which they came."""
     assert_same_run(a_run(digits, method, setting, "serial"), a_run(digits, method, setting, "threads", workers=3))
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD)
-def test_processes_give_the_run_of_the_serial_executor_to_the_bit(digits, method):
+@pytest.mark.parametrize(
+    ("method", "setting"), pairs(EVERY_METHOD, ["clean, an odd cohort", "noise kept, every channel"])
+)
+def test_processes_give_the_run_of_the_serial_executor_to_the_bit(digits, method, setting):
     """Catches slots that are read after they were written anew, and state that stays in a worker."""
-    setting = "noise kept, every channel"
     assert_same_run(a_run(digits, method, setting, "serial"), a_run(digits, method, setting, "processes"))
 
 
@@ -93,8 +109,7 @@ def test_threads_refuse_a_network_that_draws_from_what_they_share(digits):
 BATCHED = [name for name in SETTINGS if name not in ("dp-sgd", "PixelDP's training", "bfloat16")]
 
 
-@pytest.mark.parametrize("setting", BATCHED)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "setting"), pairs(STACKED, BATCHED))
 def test_batched_is_the_serial_run_but_for_rounding_in_float32(digits, method, setting):
     """Five rounds, 1e-5 relative to each tensor's norm; draws, charges and bytes are the same."""
     rounds = {} if setting == "a filter, own as released" else {"rounds": 5}
@@ -112,7 +127,7 @@ def test_batched_is_the_serial_run_but_for_rounding_in_float32(digits, method, s
         assert getattr(serial, name) == getattr(batched, name), name
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STACKED)
 @pytest.mark.parametrize("setting", ["clean, an odd cohort", "small pools"])
 def test_batched_is_the_serial_run_to_1e_12_in_float64(digits, method, setting):
     """Catches a mask, a mean or a step size that is a little wrong, which float32 hides."""
@@ -221,14 +236,16 @@ def test_a_run_in_which_every_client_fails_ends(digits, executor):
 
 
 @pytest.mark.parametrize("executor", ["serial", "threads", "batched"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_cut_in_two_is_the_whole_run(digits, method, executor):
+@pytest.mark.parametrize(("method", "setting"), pairs(METHODS, ["clean, an odd cohort", "noise kept, every channel"]))
+def test_a_run_cut_in_two_is_the_whole_run(digits, method, setting, executor):
     """State in, state out: nothing stays in an executor between rounds."""
-    setting = "noise kept, every channel"
+    if executor == "batched" and method not in STACKED:
+        pytest.skip("its steps are not plain")
+    if method not in ("asfl", "fedavg") and executor == "threads":
+        pytest.skip("as serial, which the contract compares")
     whole = a_run(digits, method, setting, executor)
     federation = make_federation(digits, **SETTINGS[setting])
-    ledger = Ledger(p=2.0, radius=1.0)
-    latest = [begin_run(federation, ledger=ledger)]
+    latest = [begin_run(federation, ledger=None if federation.privacy is None else Ledger(p=2.0, radius=1.0))]
     asked = iter([False, True])
     with (
         pytest.raises(RunStoppedError, match="after 1 of 3 rounds"),

@@ -46,3 +46,15 @@ def test_failed_runs_show_beside_the_good_ones(grid):
     _, lines = show(grid)
     assert [line["runs"] for line in lines if line["ε per release"] == "1"] == ["1 of 2, 1 failed"]
     assert [line["accuracy %"] for line in lines if line["ε per release"] == "1"] == ["62.0"]
+
+
+def test_personal_accuracy_has_columns_of_its_own_where_there_is_any(fedavg, unnoised):
+    # Catches: one column for both, in which an easier task would look like a better method.
+    own = fedavg(method="fedproto", accuracy=None, personal_accuracy=0.75, prototype_accuracy_local=0.5)
+    table, lines = show([fedavg(), own, unnoised()])
+    by_run = {line["run"].split(",")[0]: line for line in lines}
+    assert (by_run["FedProto"]["accuracy %"], by_run["FedProto"]["personal accuracy %"]) == ("—", "75.0")
+    assert by_run["FedProto"]["nearest own prototype %"] == "50.0"
+    assert (by_run["FedAvg"]["accuracy %"], by_run["FedAvg"]["personal accuracy %"]) == ("90.0", "—")
+    assert "nearest of all prototypes %" not in table.headings
+    assert not [heading for heading in show([fedavg()])[0].headings if "personal" in heading]

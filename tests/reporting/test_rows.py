@@ -13,7 +13,7 @@ radius, p, q, placement, noise, own, exchange_layer, sensitivity, noise_scale, n
 epsilon_total, delta_total, epsilon_whole_record, accuracy, seed, rounds, tail_steps, full_steps, remote_fraction, lr,
 bytes_model, bytes_activations, bytes_labels, seconds"""
 ADDED = """labels updates calibration reproducible update_multiplier epsilon_claimed epsilon_client epsilon_activations
-epsilon_labels epsilon_updates held_back options"""
+epsilon_labels epsilon_updates held_back options personal_accuracy prototype_accuracy_local prototype_accuracy_all"""
 
 
 def test_the_columns_are_those_of_the_design():
@@ -81,6 +81,8 @@ def test_a_run_without_noise_cannot_claim_privacy(unnoised, gaussian, column):
         ({"seed": True}, "seed is True"),
         ({"seed": None}, "seed is blank"),
         ({"accuracy": None}, "accuracy is blank"),
+        ({"accuracy": None, "prototype_accuracy_all": 0.5}, "accuracy is blank"),
+        ({"personal_accuracy": 91.3}, "personal_accuracy is 91.3: it lies between 0 and 1"),
         ({"method": ""}, "method is blank"),
         ({"status": "fine"}, "status is 'fine'"),
         ({"status": None}, "status is None"),
@@ -98,6 +100,13 @@ def test_a_wrong_value_is_refused_in_one_line(tmp_path, gaussian, changes, messa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_personal_accuracy_stands_for_a_global_one_that_does_not_exist(tmp_path, fedavg):
+    # Catches: personal accuracy written into the global column, where it would be compared with FedAvg's.
+    write_rows(tmp_path / "rows.csv", [fedavg(method="fedproto", accuracy=None, personal_accuracy=0.75)])
+    (row,) = read_rows(tmp_path / "rows.csv")
+    assert (row["accuracy"], row["personal_accuracy"], row["prototype_accuracy_local"]) == (None, 0.75, None)
+
+
 def test_a_refused_write_keeps_the_old_file(tmp_path, gaussian):
     path = tmp_path / "rows.csv"
     write_rows(path, [gaussian()])
@@ -113,10 +122,10 @@ def test_a_refused_write_keeps_the_old_file(tmp_path, gaussian):
     [
         (lambda text: "", "is empty"),
         (lambda text: text[:-3], "ends inside a line"),
-        (lambda text: text.rsplit(",", 1)[0] + "\n", "line 2 has 47 cells: a run has 48"),
-        (lambda text: text.replace("\n", ",1\n").replace("options,1", "options"), "line 2 has 49 cells"),
+        (lambda text: text.rsplit(",", 1)[0] + "\n", "line 2 has 50 cells: a run has 51"),
+        (lambda text: text.replace("\n", ",1\n").replace("_all,1", "_all"), "line 2 has 52 cells"),
         (lambda text: text.replace(",epsilon_total", ""), "lacks the column 'epsilon_total'"),
-        (lambda text: text.replace("options\n", "options,hours\n"), "unknown column 'hours'"),
+        (lambda text: text.replace("_all\n", "_all,hours\n"), "unknown column 'hours'"),
         (lambda text: text.replace("status,method", "method,status"), "another order"),
         (lambda text: text.replace("30.0", "3O.0"), "line 2: epsilon_total is '3O.0': it holds a number"),
         (lambda text: text.replace("30.0", "nan"), "line 2: epsilon_total is nan"),

@@ -125,3 +125,20 @@ def test_one_run_counts_once(gaussian):
 def test_a_table_of_nothing_is_refused():
     with pytest.raises(ValueError, match="rows is empty"):
         summarise([])
+
+
+def test_runs_without_a_global_network_have_personal_means_and_no_losses(fedavg, unnoised):
+    # Catches: a blank accuracy read as 0, which would be a loss of the whole of FedAvg's accuracy.
+    own = [
+        fedavg(method="fedproto", seed=seed, accuracy=None, personal_accuracy=value, prototype_accuracy_all=value / 2)
+        for seed, value in enumerate([0.5, 0.7])
+    ]
+    frame = summarise([*own, fedavg(seed=0), fedavg(seed=1), unnoised(seed=0)])
+    line = line_of(frame, method="fedproto")
+    assert (line["runs"], line["accuracy_mean"], line["accuracy_sd"], line["accuracy_max"]) == (2, None, None, None)
+    assert line["personal_accuracy_mean"] == pytest.approx(0.6)
+    assert line["personal_accuracy_sd"] == pytest.approx(math.sqrt(0.02))
+    assert line["prototype_accuracy_all_mean"] == pytest.approx(0.3)
+    assert line["prototype_accuracy_local_mean"] is None
+    assert (line["loss_fedavg_mean"], line["loss_fedavg_pairs"], line["loss_asfl_pairs"]) == (None, 0, 0)
+    assert line_of(frame, method="fedavg")["personal_accuracy_mean"] is None

@@ -42,3 +42,9 @@ def test_a_grid_without_noise_explains_no_epsilon(unnoised):
         "Points below",
         "No noise",
     ]
+
+
+def test_personal_accuracy_is_explained_where_it_is_shown(fedavg, unnoised):
+    own = fedavg(method="fedproto", accuracy=None, personal_accuracy=0.75)
+    entries = dict(how_to_read(gather_cells([own, unnoised()])))
+    assert "not to be compared with accuracy" in entries["Personal accuracy"]

@@ -25,25 +25,24 @@ class FedPVR(Scaffold):
     def corrected(self, federation: Federation) -> tuple[str, ...]:
         """Names of the corrected parameters: those of `corrected_from` and of the blocks after it.
 
+        A parameter that one of them shares with an earlier block is corrected, under the name of its first place.
+
         Raises:
             ValueError: No such block, or none of the blocks from it on trains.
         """
-        names = [name for name, _ in federation.model.named_children()]
-        trained = [name for name, value in federation.model.named_parameters() if value.requires_grad]
+        blocks = dict(federation.model.named_children())
         asked = federation.settings.options.corrected_from
-        with_parameters = [block for block in names if any(_lies_in(name, block) for name in trained)]
-        first = with_parameters[-1] if asked == "auto" and with_parameters else asked
-        if first not in names:
-            raise ValueError(f"corrected_from {asked!r} names no block; use auto or one of {', '.join(names)}")
-        blocks = names[names.index(first) :]
-        found = tuple(name for name in trained if any(_lies_in(name, block) for block in blocks))
+        trained = [name for name, block in blocks.items() if any(value.requires_grad for value in block.parameters())]
+        first = trained[-1] if asked == "auto" and trained else asked
+        if first not in blocks:
+            raise ValueError(f"corrected_from {asked!r} names no block; use auto or one of {', '.join(blocks)}")
+        names = list(blocks)
+        inside = {id(value) for name in names[names.index(first) :] for value in blocks[name].parameters()}
+        named = federation.model.named_parameters()
+        found = tuple(name for name, value in named if value.requires_grad and id(value) in inside)
         if not found:
             raise ValueError(
                 f"corrected_from {asked!r}: no parameter trains from there on, so nothing would be corrected; use one of "
-                f"{', '.join(with_parameters)}"
+                f"{', '.join(trained)}"
             )
         return found
-
-
-def _lies_in(name: str, block: str) -> bool:
-    return name.startswith(block + ".")

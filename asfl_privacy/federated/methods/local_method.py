@@ -23,6 +23,7 @@ from asfl_privacy.federated.phases import (
 from asfl_privacy.federated.sharing import collect_activations, plan_sharing, route_activations, tail_pool
 from asfl_privacy.federated.steps import Pool
 from asfl_privacy.federated.traffic import count_traffic
+from asfl_privacy.federated.weights import Weights
 from asfl_privacy.mechanisms import ReleasePlan
 
 SHARING = "+sharing"
@@ -53,6 +54,16 @@ class LocalMethod(ABC):
     def in_the_clear(self) -> str:
         """What clients send beside weights and payloads and nothing protects; empty for nothing."""
         return ""
+
+    @property
+    def exposes_records(self) -> bool:
+        """Whether clients send something of single records that nothing noises, so that no private run is possible."""
+        return False
+
+    @property
+    def has_global_network(self) -> bool:
+        """Whether the state's weights are a network that the rounds train, so that its accuracy says something."""
+        return True
 
     def prepare(self, state: State, *, federation: Federation, round: int) -> ReleasePlan | None:
         """Certificate of the head as it is now, and the noise calibrated from it; None where nothing is released."""
@@ -91,12 +102,17 @@ class LocalMethod(ABC):
         remaining: Remaining,
         round: int,
     ) -> Update:
-        """The stages in order, from the round's global network, and what the client keeps of them."""
+        """The stages in order, from where the client starts, and what the client keeps of them."""
         stages = self.stages(state, client, federation=federation, own=own, received=received)
+        begun = replace(state, weights=self.start(state, client))
         update, steps = run_stages(
-            stages, state, client, federation=federation, plan=plan, remaining=remaining, round=round
+            stages, begun, client, federation=federation, plan=plan, remaining=remaining, round=round
         )
         return self.finish(update, state, client, steps=steps, federation=federation, round=round)
+
+    def start(self, state: State, client: int) -> Weights:
+        """The weights that a client's local work begins with; here the round's global ones."""
+        return state.weights
 
     def stages(
         self, state: State, client: int, *, federation: Federation, own: Pool | None, received: Payload | None
@@ -129,6 +145,15 @@ class LocalMethod(ABC):
     ) -> Traffic:
         """2P a client, and the payloads."""
         return count_traffic(state.weights, cohort_size=len(cohort), deliveries=deliveries)
+
+    def measures(self, state: State, *, federation: Federation) -> Mapping[str, float]:
+        """What the method itself measures of a state on the test records, by column; here nothing.
+
+        Args:
+            state: After some rounds.
+            federation: Another replica than the one that trains; its scratch network may be changed.
+        """
+        return {}
 
     def sharing(self) -> LocalMethod:
         """The same method after latent sharing."""

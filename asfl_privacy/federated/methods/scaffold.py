@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from asfl_privacy.federated.client_states import ClientState
 from asfl_privacy.federated.federation import Federation
 from asfl_privacy.federated.methods.local_method import LocalMethod
 from asfl_privacy.federated.phases import Delivery, Stage, State, Steps, Traffic, Update
@@ -29,7 +30,10 @@ class Scaffold(LocalMethod):
     Guarantee:
         The first round is FedAvg's but for the mean, which is not weighted by records. c is the mean of all N clients'
         c_i after every round, whichever were sampled (a client that never was has c_i = 0). Under plain SGD c_i⁺ is
-        Option II's c_i − c + (x − y_i)/(Kη), in exact arithmetic.
+        Option II's c_i − c + (x − y_i)/(Kη), in exact arithmetic, x being where the corrected steps begin.
+
+    Edge cases:
+        A parameter that a step does not use (its gradient is None) stays as it is in that step, uncorrected.
 
     Source:
         Karimireddy et al. 2020, Algorithm 1; c_i⁺ as the mean of the raw gradients, which is Option II where that is
@@ -62,11 +66,11 @@ class Scaffold(LocalMethod):
     def finish(
         self, update: Update, state: State, client: int, *, steps: Sequence[Steps], federation: Federation, round: int
     ) -> Update:
-        """The client keeps c_i⁺, beside what it kept of its releases."""
+        """The client keeps c_i⁺ of what is corrected, beside what it kept of its releases."""
         gradient = steps[-1].mean_gradient
         assert gradient is not None  # full_stage asked for it
         kept = state.clients.get(client, {})
-        controls = {CONTROL + name: value for name, value in gradient.items()}
+        controls = {CONTROL + name: gradient[name] for name in self.corrected(federation)}
         return replace(update, client_state={**kept, **controls})
 
     def aggregate(self, state: State, updates: Mapping[int, Update], *, federation: Federation, round: int) -> State:
@@ -74,9 +78,10 @@ class Scaffold(LocalMethod):
         options = federation.settings.options
         stepped = server_step(state, updates, trained=trained_names(federation.model), server_lr=options.server_lr)
         server = {**state.server}
+        earlier = {client: state.clients.get(client, {}) for client in sorted(updates)}  # once: each look-up copies
         for name in self.corrected(federation):
             key = CONTROL + name
-            changes = [_change(state, client, updates[client], key=key) for client in sorted(updates)]
+            changes = [_change(kept, updates[client], key=key) for client, kept in earlier.items()]
             total = torch.stack(changes).double().sum(0) / len(federation.clients)
             before = server.get(key, torch.zeros_like(state.weights[name]))
             server[key] = (before.double() + total).to(before.dtype)
@@ -91,9 +96,8 @@ class Scaffold(LocalMethod):
         return plain + Traffic(model=2 * len(cohort) * size)
 
 
-def _change(state: State, client: int, update: Update, *, key: str) -> Tensor:
+def _change(earlier: ClientState, update: Update, *, key: str) -> Tensor:
     """c_i⁺ − c_i of one client."""
     assert update.client_state is not None  # finish gave it
     after = update.client_state[key]
-    before = state.clients.get(client, {}).get(key)
-    return after if before is None else after - before
+    return after - earlier[key] if key in earlier else after
