@@ -172,7 +172,7 @@ def test_a_private_run_is_refused_before_anything_leaves(digits, executor, metho
     federation, ledger = make_tiny(digits, privacy=privacy), Ledger(p=2.0, radius=1.0)
     with (
         pytest.raises(
-            ValueError, match=rf"round 0: method {method.name.replace('+', '.')} in a private run: .*nothing noises"
+            ValueError, match=rf"method {method.name.replace('+', '.')} in a private run .*which no ledger counts"
         ),
         make_executor(executor, federation, method) as running,
     ):
