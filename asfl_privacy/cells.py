@@ -110,7 +110,7 @@ def _settings(config: SweepConfig) -> Iterator[Cell]:
     for method, exchange_layer in shared:
         yield Cell(method=method, seed=config.seed, exchange_layer=exchange_layer, target=None)
     for method in others:
-        cuts: Sequence[str | None] = config.exchange_layer if METHODS[method].exposes_records else (None,)
+        cuts: Sequence[str | None] = config.exchange_layer if METHODS[method].cuts_network else (None,)
         for cut in cuts:
             yield Cell(method=method, seed=config.seed, exchange_layer=cut, target=None)
     for method, exchange_layer in shared:

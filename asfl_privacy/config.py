@@ -329,7 +329,16 @@ class SweepConfig(BaseModel):
         private = (self.shares_activations and set(self.mech) != {"none"}) or self.updates != "none"
         if asked is not None and not private:
             reason = "mech none" if self.shares_activations else f"method {', '.join(self.methods)}"
-            raise ValueError(f"{asked} has no effect with {reason}, which releases nothing private; leave it out")
+            exposing = [name for name in self.methods if METHODS[name].exposes_records]
+            if exposing and not self.shares_activations:
+                raise ValueError(
+                    f"{asked} with method {exposing[0]}: its clients send {METHODS[exposing[0]].in_the_clear}, "
+                    "which nothing noises, so that no private run is possible; use method asfl"
+                )
+            raise ValueError(
+                f"{asked} has no effect with {reason}, which adds no noise; leave it out, or let clients share activations with "
+                "noise: share yes"
+            )
         if self.delta and "gaussian" not in self.mech and self.updates == "none":
             raise ValueError(
                 f"delta {', '.join(f'{d:g}' for d in self.delta)} has no effect: the Laplace mechanism has δ = 0; leave it out"

@@ -21,14 +21,22 @@ def open_journal(path: Path, *, data: Dataset, ledger: Ledger) -> Journal:
     )
 
 
-def check_journal(path: Path | None, promises: Sequence[Privacy | None], *, data: Dataset) -> None:
+def check_journal(
+    path: Path | None, promises: Sequence[Privacy | None], *, data: Dataset, evaluate_on: str = "test"
+) -> None:
     """Refuse a data set's ledger that some run could not be added to, before time is spent; makes it if it is missing.
 
     Raises:
-        ValueError: As `open_journal`, or runs that differ in norm or radius, which one ledger cannot add up.
+        ValueError: As `open_journal`, runs that differ in norm or radius, which one ledger cannot add up, or runs that hold
+            out training records, which number the others anew.
     """
     if path is None:
         return
+    if evaluate_on != "test":
+        raise ValueError(
+            f"ledger {path} with evaluate_on {evaluate_on}: the records that are left have other numbers than those of the whole "
+            "data set, so that their releases could not be added up; tune without noise, or evaluate on test"
+        )
     relations = {(privacy.p, privacy.radius) for privacy in promises if privacy is not None}
     if len(relations) != 1:
         raise ValueError(

@@ -47,8 +47,8 @@ class PrivacyFacts:
         placement_reason: Why, where `auto` was asked.
         placement_sensitivity: The same bound at the placement, from which the noise is calibrated.
         noise_stddev: σ or √2·b at the placement.
-        signal_to_noise: Mean square of the clean activations at the exchange layer over the mean square of the change
-            that noise, clip and lattice make there; an estimate; None where both are 0.
+        signal_to_noise: Variance over records of the clean activations at the exchange layer over the mean square of the
+            change that noise, clip and lattice make there; an estimate; None where both are 0.
     """
 
     p: float
@@ -267,7 +267,9 @@ def signal_to_noise(plan: ReleasePlan, head: nn.Sequential, *, seed: int) -> flo
     inputs = (low + (high - low) * drawn).to(parameter).clamp(low, high)
     source = noise_source(seed=seed, round=-1, client=SERVER, purpose="trial noise")
     released, clean = finish_both(plan, head, *noised_and_clean(plan, head, inputs, source=source))
-    signal = float(clean.double().square().mean())
+    signal = float(
+        clean.double().var(0).mean()
+    )  # what all records have in common, a bias say, does not tell them apart
     noise = float((released.double() - clean.double()).square().mean())
     if noise == 0.0:
         return math.inf if signal > 0.0 else None

@@ -92,6 +92,7 @@ def prepare_run(config: SweepConfig, cell: Cell, *, data: Dataset) -> Run:
         settings=training_settings(config, cell),
         privacy=None,
     )
+    METHODS[cell.method].check(federation)
     if cell.exchange_layer is not None:
         split = federation.split
         if cell.exchange_layer == "auto":
@@ -281,7 +282,14 @@ def _outcome(config: SweepConfig, run: Run, *, federation: Federation, result: P
     lost = (_lost(result),) if result.failures else ()
     if run.cell.target is None or run.privacy is None or ledger is None:
         return Outcome(row=row, statement="", statement_json="", warnings=(UNPROTECTED, *lost))
-    facts = facts_of(config, run.cell.target, privacy=run.privacy, federation=federation, result=result)
+    facts = facts_of(
+        config,
+        run.cell.target,
+        method=METHODS[run.cell.method],
+        privacy=run.privacy,
+        federation=federation,
+        result=result,
+    )
     ledger.facts = facts.to_dict()
     return Outcome(
         row=row,

@@ -12,20 +12,21 @@ from asfl_privacy.accounting import Ledger, StatementFacts, statement_record
 from asfl_privacy.cells import Target
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.execution import Progress
-from asfl_privacy.federated import Federation, Privacy
+from asfl_privacy.federated import Federation, Method, Privacy
 from asfl_privacy.mechanisms import split_head
 from asfl_privacy.mechanisms.families import FAMILIES
 from asfl_privacy.mechanisms.release_sensitivity import BUDGET_S
 
 
 def facts_of(
-    config: SweepConfig, target: Target, *, privacy: Privacy, federation: Federation, result: Progress
+    config: SweepConfig, target: Target, *, method: Method, privacy: Privacy, federation: Federation, result: Progress
 ) -> StatementFacts:
     """What the statement of a finished run needs beside its ledger.
 
     Args:
         config: The configuration.
         target: The privacy asked for.
+        method: What was run.
         privacy: The privacy planned.
         federation: Clients and network; the weights of the last round are loaded where a head was certified.
         result: What the run left.
@@ -39,6 +40,8 @@ def facts_of(
         noise=config.noise,
         labels=labels,
         updates="clear" if privacy.updates == "none" else privacy.updates,
+        also_in_the_clear=method.in_the_clear,
+        unaccounted_choices=_choices(config, federation=federation),
         placement=target.placement if privacy.shares_activations else "model updates",
         total_epsilon=target.total_epsilon,
         held_back=result.held_back,
@@ -47,6 +50,14 @@ def facts_of(
         rounding="none" if plan is None else plan.rounding,
         claimed_epsilon=target.epsilon if config.calibration == "paper" else None,
     )
+
+
+def _choices(config: SweepConfig, *, federation: Federation) -> tuple[str, ...]:
+    """What was looked at that no ledger counts."""
+    if config.evaluate_on == "test":
+        return ()
+    count = len(federation.data.test_labels)
+    return (f"accuracies are of {count} training records that were held out, and were not noised",)
 
 
 def _tightness(privacy: Privacy, federation: Federation, *, result: Progress) -> float | None:

@@ -30,7 +30,7 @@ from asfl_privacy.run_facts import clients_of_records
 T = TypeVar("T")
 
 NUM_ROUNDS = 5
-ONE_AFTER_THE_OTHER = ("serial", "batched")
+ONE_AFTER_THE_OTHER = ("serial",)
 """Executors under which no two phases run at once, so that phases and `other` make up the wall time."""
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from asfl_privacy.cells import make_cells
-from asfl_privacy.config import load_config
+from asfl_privacy.config import SweepConfig, load_config
 
 
 def cells_of(**overrides):
@@ -70,3 +70,26 @@ def test_fedavg_alone_is_one_reference_cell():
 
 def test_seeds_are_counted_from_the_first():
     assert sorted({cell.seed for cell in cells_of(seed=5, seeds=2)}) == [5, 6]
+
+
+def test_an_exchange_layer_is_crossed_with_the_methods_that_cut_the_network_alone():
+    """Catches runs of one method that differ in a name that nothing reads."""
+    config = SweepConfig(
+        method=["asfl", "fedproto", "splitfed-v1", "scaffold"], mech="none", seeds=1, exchange_layer=["conv1", "conv2"]
+    )
+    found = [(cell.method, cell.exchange_layer) for cell in make_cells(config)]
+    assert found == [
+        ("asfl", "conv1"),
+        ("asfl", "conv2"),
+        ("fedavg", None),
+        ("fedproto", None),
+        ("splitfed-v1", "conv1"),
+        ("splitfed-v1", "conv2"),
+        ("scaffold", None),
+    ]
+
+
+def test_share_yes_puts_activation_sharing_before_every_method():
+    config = SweepConfig(method=["fedavg", "scaffold", "asfl"], mech="none", share="yes")
+    assert config.methods == ("asfl", "scaffold+sharing")
+    assert config.shares_activations

@@ -161,7 +161,7 @@ def _promised(record: dict[str, Any]) -> list[str]:
 def _released_words(record: dict[str, Any]) -> str:
     released = record["released"]
     most = f"at most {released['largest']} of one record"
-    if record["noise"] == "once":
+    if record["noise"] == "once" and set(record["mechanisms"]) <= {"activations"}:
         return f"Released: {released['releases']} noised inputs, {most}; every activation sent was computed from them."
     what = "activations" if set(record["mechanisms"]) <= {"activations"} else "noised values"
     return f"Released: {released['releases']} {what} of {released['records']} records, {most}."

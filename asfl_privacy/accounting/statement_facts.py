@@ -22,6 +22,7 @@ class StatementFacts:
         noise: "fresh" (a draw per release) or "once" (one draw per record, re-used).
         labels: "clear", "randomized" (drawn once per record and remembered) or "none" (not sent).
         updates: "clear", "dp-sgd", "dp-fedavg", or "none" where no model updates are sent.
+        also_in_the_clear: what else the clients send without noise, e.g. "control variates"; empty for nothing.
         unaccounted_choices: choices made by looking at private data, e.g. "learning rate tuned on the training data".
         placement: where the noise sits, for the text.
         total_epsilon: ε that the run was calibrated for, all channels together; None where none was asked.
@@ -41,6 +42,7 @@ class StatementFacts:
     noise: str = "fresh"
     labels: str = "clear"
     updates: str = "clear"
+    also_in_the_clear: str = ""
     unaccounted_choices: tuple[str, ...] = ()
     placement: str | None = None
     total_epsilon: float | None = None
@@ -66,6 +68,9 @@ class StatementFacts:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value.isprintable()):
                 raise ValueError(f"{name} is {value!r}: it must be one printable line; pass a name, or None")
+        also = self.also_in_the_clear
+        if not isinstance(also, str) or (also and not also.isprintable()):
+            raise ValueError(f"also_in_the_clear is {also!r}: it must be one printable line; pass a name, or ''")
         choices = self.unaccounted_choices
         if not isinstance(choices, tuple) or not all(isinstance(c, str) and c.isprintable() for c in choices):
             raise ValueError(f"unaccounted_choices is {choices!r}: it must be a tuple of printable lines; pass ('…',)")
@@ -82,8 +87,9 @@ class StatementFacts:
             ValueError: for keys that are missing or unknown, or values out of range.
         """
         known = {field.name for field in fields(cls)}
-        if set(values) != known:
-            odd = sorted(known.symmetric_difference(values))
+        given = {"also_in_the_clear", *values}  # files of before have no such key, and nothing else was sent
+        if given != known:
+            odd = sorted(known.symmetric_difference(given))
             raise ValueError(f"the facts hold or lack {odd}: exactly {sorted(known)} are due; restore the file")
         choices = values["unaccounted_choices"]
         return cls(**{**values, "unaccounted_choices": tuple(choices) if isinstance(choices, list) else choices})  # type: ignore[arg-type]  # checked by the class

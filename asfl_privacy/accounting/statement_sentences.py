@@ -74,6 +74,9 @@ def not_covered_of(facts: StatementFacts) -> list[str]:
         found.append("Labels: sent in the clear beside the activations.")
     if facts.updates == "clear":
         found.append("Model updates: sent without clipping or noise.")
+    if facts.also_in_the_clear:
+        also = facts.also_in_the_clear
+        found.append(f"{also[0].upper()}{also[1:]}: sent without clipping or noise.")
     found.append("Which records a client holds, how many, and in which rounds it took part.")
     found.append("Records that are duplicates of one another, or describe one person, beyond the client-level figure.")
     if facts.unaccounted_choices:
@@ -114,6 +117,9 @@ def warnings_of(ledger: Ledger, *, facts: StatementFacts) -> list[str]:
         found.append("Labels travel in the clear.")
     if facts.updates == "clear":
         found.append("Model updates are not protected: they carry information on the same records.")
+    if facts.also_in_the_clear:
+        also = facts.also_in_the_clear
+        found.append(f"{also[0].upper()}{also[1:]} leave as they are: they carry information on the same records.")
     if ledger.is_reproducible:
         found.append(
             "Reproduce only, no guarantee: the noise came from a seeded generator; whoever knows or guesses the seed can "

@@ -71,7 +71,7 @@ def sweep(
         raise ValueError("executor torchrun runs one cell on many ranks; use train, or give sweep another executor")
     data = load_data(config)
     runs = prepare_sweep(config, data=data)
-    check_journal(ledger, [run.privacy for run in runs], data=data)
+    check_journal(ledger, [run.privacy for run in runs], data=data, evaluate_on=config.evaluate_on)
     if workers is None and config.launcher == "local":
         workers = available_cores()
     for note in dict.fromkeys(note for run in runs for note in run.notes):
@@ -163,7 +163,7 @@ def _train_here(
     device: torch.device | None,
 ) -> int:
     """Train a prepared run, as rank 0 where there are several, and say what came out."""
-    check_journal(ledger, [run.privacy], data=data)
+    check_journal(ledger, [run.privacy], data=data, evaluate_on=wanted.evaluate_on)
     folder = (
         out if out is not None else _run_folder(Path("runs") / f"{run.cell.label}-seed{run.cell.seed}", resume=resume)
     )

@@ -103,15 +103,22 @@ class BatchedExecutor:
     ) -> dict[int, Update | Failure]:
         """See `Executor`."""
         alike: dict[tuple[tuple[str, int], ...], dict[int, tuple[Stage, ...]]] = {}
+        alone: list[int] = []
         for client in cohort:
-            with named(round, client=client):
-                stages = self._method.stages(
-                    state,
-                    client,
-                    federation=self._federation,
-                    own=collected[client].own,
-                    received=received.get(client),
-                )
+            try:
+                with named(round, client=client):
+                    stages = self._method.stages(
+                        state,
+                        client,
+                        federation=self._federation,
+                        own=collected[client].own,
+                        received=received.get(client),
+                    )
+            except Exception:  # it shows again one by one
+                if not self._tolerate_failures:
+                    raise
+                alone.append(client)
+                continue
             alike.setdefault(tuple((stage.part, stage.num_steps) for stage in stages), {})[client] = stages
 
         def train(group: dict[int, tuple[Stage, ...]]) -> dict[int, Update]:
@@ -128,15 +135,17 @@ class BatchedExecutor:
                 except Exception:  # whose it was shows one by one
                     if not self._tolerate_failures:
                         raise
-                    answers |= self._one_by_one.train(
-                        state,
-                        tuple(group),
-                        plan=plan,
-                        collected=collected,
-                        received=received,
-                        remaining=remaining,
-                        round=round,
-                    )
+                    alone += group
+            if alone:
+                answers |= self._one_by_one.train(
+                    state,
+                    tuple(alone),
+                    plan=plan,
+                    collected=collected,
+                    received=received,
+                    remaining=remaining,
+                    round=round,
+                )
         finally:
             for future in futures:
                 future.cancel()

@@ -228,6 +228,15 @@ class Method(Protocol):
         ...
 
     @property
+    def cuts_network(self) -> bool:
+        """Whether the exchange layer matters to the method."""
+        ...
+
+    def check(self, federation: Federation) -> None:
+        """Refuse a network or options that the method cannot work with, before anything is trained."""
+        ...
+
+    @property
     def has_global_network(self) -> bool:
         """Whether the state's weights are a network that the rounds train, which evaluations are of."""
         ...

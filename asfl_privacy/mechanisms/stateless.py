@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import logging
+import os
 import pickle
+import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +15,14 @@ import torch
 from torch import nn
 
 _SIMPLE = (bool, int, float, complex, str, bytes, bytearray, types.NoneType)
-_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device, logging.Logger)
+_OPAQUE = (type, types.ModuleType, torch.dtype, torch.device, logging.Logger)
 _WORDS = frozenset(_SIMPLE)
 _PLAIN = (*_SIMPLE, *_OPAQUE)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _AS_NUMPY = frozenset((torch.float32, torch.float64, torch.int64, torch.int32, torch.bool))
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
+_MADE_BY_PYTHON = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: a class that a class statement made, whose instances hold what is in __dict__ and slots."""
 _CONTAINERS_OF_PYTHON = frozenset((dict, list, set))
 _LIBRARIES = {"builtins", "collections", "numpy", "torch"}
 _EMPTY = {name for name, value in vars(nn.Identity()).items() if isinstance(value, dict)}
@@ -42,7 +47,8 @@ def run_stateless(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         or not) with their gradients, layout in memory and all of the memory that they are views of, attributes of any
         depth, class attributes, code and closures, and the values and containers among the globals that their own methods
         name. Outside the claim: files, other globals, generators, locks and what else pickle cannot write, compiled
-        extensions, and which of several equal numbers or texts is the same object as which.
+        extensions and scripted objects, classes, modules and loggers that are held as values, and which of several equal
+        numbers or texts is the same object as which.
 
     Edge cases:
         BatchNorm in train mode is refused; a module that counts its calls is refused too.
@@ -159,7 +165,9 @@ def _data(value: object) -> bytes:
             return bits + kind.__repr__(value).encode()  # type: ignore[call-arg]  # of an instance
     if isinstance(value, types.FunctionType):
         return value.__code__.co_code if _is_own(value) else b""
-    if _is_transparent(value):
+    if isinstance(value, os.PathLike):
+        return os.fsencode(value)
+    if isinstance(value, (*_GENERATORS, torch.ScriptObject)) or _is_transparent(value):
         return b""
     try:
         return pickle.dumps(value)
@@ -168,12 +176,13 @@ def _data(value: object) -> bytes:
 
 
 def _is_transparent(value: object) -> bool:
-    """Whether ``_held`` looks into it."""
-    kinds = (nn.Module, dict, Mapping, *_CONTAINERS, types.MethodType, functools.partial)
-    return (
-        isinstance(value, kinds)
-        or hasattr(value, "__dict__")
-        or any("__slots__" in vars(k) for k in type(value).__mro__)
+    """Whether ``_held`` looks into it, and nothing of it lies where only its own methods reach."""
+    if isinstance(value, (nn.Module, torch.Tensor, dict, Mapping, *_CONTAINERS, types.MethodType, functools.partial)):
+        return True
+    return all(
+        kind.__flags__ & _MADE_BY_PYTHON
+        and any("__dict__" in vars(k) or "__slots__" in vars(k) for k in kind.__mro__[:-1])
+        for kind in type(value).__mro__[:-1]
     )
 
 
@@ -191,18 +200,27 @@ def _held(value: object) -> list[object]:
     elif isinstance(value, torch.Tensor):
         if value.is_leaf and value.grad is not None:
             held.append(value.grad)
-    elif isinstance(value, np.ndarray) and value.dtype == object:
-        held += value.tolist()
+        if value._backward_hooks:
+            held.append(value._backward_hooks)
+    elif isinstance(value, np.ndarray):
+        held += value.tolist() if value.dtype == object else []
+        held.append(value.base)
+    elif isinstance(value, types.BuiltinMethodType):
+        held.append(value.__self__)
+    elif isinstance(value, _GENERATORS):
+        return held
     elif isinstance(value, types.MethodType):
         held += [value.__self__, value.__func__]
     elif isinstance(value, functools.partial):
         held += [value.func, value.args, value.keywords]
     elif isinstance(value, types.FunctionType):
         held += _held_by_function(value)
+    if isinstance(value, os.PathLike):  # what it keeps beside its text is computed from it
+        return held
     held += [
         part
         for name, kept in getattr(value, "__dict__", {}).items()
-        if name not in _EMPTY or kept
+        if (name not in _EMPTY or kept) and not str(name).startswith("_dynamo_")  # torch.compile's marks
         for part in (name, kept)
     ]
     if _is_own(type(value)):
@@ -235,10 +253,11 @@ def _held_by_function(function: types.FunctionType) -> Iterator[object]:
 
 def _tensor_bytes(tensor: torch.Tensor) -> bytes:
     values = tensor.detach()
-    header = f"{tuple(values.shape)} {values.dtype} {values.device} {tensor.requires_grad}".encode()
-    if values.is_meta:
-        return header
+    wants_gradient = tensor.requires_grad and tensor.is_leaf  # of what is computed anew the mode decides
     try:
+        header = f"{tuple(values.shape)} {values.dtype} {values.device} {wants_gradient}".encode()
+        if values.is_meta:
+            return header
         if values.layout != torch.strided or values.is_quantized or values.is_nested:
             return header + _compared(values)
         memory = values.untyped_storage()

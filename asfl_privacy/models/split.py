@@ -140,9 +140,9 @@ def _by_bytes(model: nn.Sequential, sizes: Mapping[str, int | None]) -> tuple[st
     good = [i for i, size in fitting.items() if 2 * size <= fitting[widest] and tail_share[i] >= 0.5]
     chosen = next(iter(good or fitting))
     asked = f"at most half of the activations of {names[widest]} and leaves at least half of the parameters to the tail round"
-    reason = (
-        f"the earliest that takes {asked}" if good else f"the earliest, as none takes {asked}"
-    ) + f" ({fitting[chosen]:,} of {fitting[widest]:,} bytes a record, {100 * tail_share[chosen]:.1f} %)"
+    of = "of the blocks between layers with parameters"
+    reason = f"{of} the earliest that takes {asked}" if good else f"{of} the earliest, as none takes {asked}"
+    reason += f" ({fitting[chosen]:,} of {fitting[widest]:,} bytes a record, {100 * tail_share[chosen]:.1f} %)"
     if not between:
         reason += "; no parameters lie before it, so that what leaves is the records under a fixed map"
     return names[chosen], reason

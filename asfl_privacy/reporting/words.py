@@ -114,7 +114,11 @@ def how_to_read(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     entries = [
         ("Runs", "Each line is one cell of the grid: runs that differ in nothing but the seed. Accuracy is in per "
          "cent, mean ± standard deviation over seeds (n − 1). Failed runs are counted and enter no mean."),
-        ("MB sent", "Weights down and up, activations and labels over the whole run, in millions of bytes."),
+        (
+            "MB sent",
+            "All that the method sends over the whole run, down and up: weights (with them control variates or prototypes), "
+            "activations (with them gradients) and labels, in millions of bytes.",
+        ),
         ("Points below", "Percentage points of accuracy lost against the unnoised ASFL line, and against FedAvg, of "
          "the same settings, paired by seed: mean ± standard deviation. Below zero means better than that line."),
     ]  # fmt: skip

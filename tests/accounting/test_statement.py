@@ -84,6 +84,26 @@ def test_once_is_said_plainly():
     assert "post-processing" in text
 
 
+def test_what_else_leaves_in_the_clear_is_not_covered_and_warned_of():
+    """Catches a statement of an ε beside control variates that nobody mentions."""
+    text = statement(
+        gaussian_ledger(), facts=StatementFacts(delta=1e-5, num_records=1797, also_in_the_clear="control variates")
+    )
+    assert "Control variates: sent without clipping or noise." in text
+    assert "Control variates leave as they are" in text
+    assert "ontrol" not in statement(gaussian_ledger(), facts=StatementFacts(delta=1e-5, num_records=1797))
+
+
+def test_facts_of_files_that_know_of_nothing_else_in_the_clear_are_read():
+    facts = StatementFacts(delta=1e-5, num_records=1797)
+    kept = facts.to_dict()
+    assert StatementFacts.from_dict(kept) == facts
+    del kept["also_in_the_clear"]
+    assert StatementFacts.from_dict(kept) == facts
+    with pytest.raises(ValueError, match="labels"):
+        StatementFacts.from_dict({name: value for name, value in kept.items() if name != "labels"})
+
+
 def test_pure_laplace_is_stated_at_delta_zero():
     ledger = Ledger(p=1, radius=0.5)
     ledger.record(channel="activations", mechanism="laplace", noise_multiplier=1.0, round=0, records=[0, 0])

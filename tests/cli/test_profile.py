@@ -50,7 +50,7 @@ def test_phases_and_other_make_up_the_wall_time_of_a_serial_round(capsys, workpl
     assert list(workplace.iterdir()) == []
 
 
-@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.parametrize("executor", ["threads", "processes", "batched"])
 def test_clients_side_by_side_are_summed_and_told_apart_from_wall(capsys, executor):
     found = profiled(capsys, *PRIVATE, "--executor", executor, "--workers", "2")
     server = found["seconds_certificate"] + found["seconds_aggregate"] + found["seconds_evaluate"]

@@ -260,3 +260,33 @@ def test_a_run_cut_in_two_is_the_whole_run(digits, method, setting, executor):
         rest = run_rounds(again, METHODS[method], executor=running, start=latest[-1])
     assert_same_run(whole, rest)
     assert math.isfinite(rest.seconds)
+
+
+@pytest.mark.parametrize("executor", ["serial", "threads", "batched"])
+def test_a_client_whose_stages_fail_is_lost_alone(digits, executor, monkeypatch):
+    """Catches a batched run that ends where the others go on without the client."""
+    stages = type(METHODS["fedavg"]).stages
+
+    def failing(self, state, client, **kwargs):
+        if client == 2:
+            raise ValueError("no records today")
+        return stages(self, state, client, **kwargs)
+
+    federation = make_federation(digits, cohort=6, tail_steps=0)
+    with make_executor(executor, federation, METHODS["fedavg"], workers=2, tolerate_failures=True) as running:
+        monkeypatch.setattr(type(METHODS["fedavg"]), "stages", failing)
+        result = run_rounds(federation, METHODS["fedavg"], executor=running, start=begin_run(federation, ledger=None))
+    assert {(note.round, note.client) for note in result.failures} == {(round, 2) for round in range(3)}
+
+
+def test_a_private_run_of_a_method_that_sends_more_than_is_counted_is_refused(digits):
+    """The library itself, not the command line alone. Catches raw gradients beside an ε."""
+    private = gaussian(updates="dp-fedavg", update_multiplier=4.0)
+    for name, privacy in (("scaffold", private), ("fedproto", gaussian()), ("splitfed-v1", gaussian())):
+        federation, ledger = make_tiny(digits, privacy=privacy), Ledger(p=2.0, radius=1.0)
+        with (
+            make_executor("serial", federation, METHODS[name]) as running,
+            pytest.raises(ValueError, match="which no ledger counts"),
+        ):
+            run_rounds(federation, METHODS[name], executor=running, start=begin_run(federation, ledger=ledger))
+        assert ledger.counts.releases == 0

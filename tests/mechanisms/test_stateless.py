@@ -2,16 +2,22 @@
 
 import array
 import functools
+import io
+import pathlib
+import random
 import struct
+import threading
 import types
 from collections import deque
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 from asfl_privacy.mechanisms import run_stateless
+from asfl_privacy.mechanisms.stateless import holdings_digest
 
 MEMORY = {"last": 0.0}
 COUNT = 0
@@ -50,6 +56,8 @@ class Keeper(nn.Module):
         self.bits, self.pairs = [self.zero] * 4, [self.pair] * 4
         self.view = torch.zeros(2)[:1]
         self.helper = Helper()
+        self.stream, self.window, self.append = io.BytesIO(), np.zeros(8)[:2], [].append
+        self.failure = ValueError(0.0)
 
     def forward(self, x):
         self.keep(self, float(x.detach().mean()))
@@ -114,6 +122,11 @@ PLACES = {
     "slice": lambda module, mean: setattr(module, "plain", slice(int(8 * mean))),
     "room of a queue": lambda module, mean: setattr(module, "plain", deque(maxlen=3)),
     "constant of a function": lambda module, mean: setattr(module, "plain", eval(f"lambda: {mean}")),
+    "stream of bytes": lambda module, mean: module.stream.write(b"1"),
+    "array beside a window": lambda module, mean: module.window.base.fill(mean),
+    "list of a bound method": lambda module, mean: module.append(mean),
+    "arguments of an error": lambda module, mean: setattr(module.failure, "args", (mean,)),
+    "hook of a parameter": lambda module, mean: module.weight.register_hook(functools.partial(max, mean)),
     "partial": lambda module, mean: module.call.args[0].append(mean),
     "hook": lambda module, mean: module.register_forward_hook(lambda *_: None),
     "class": in_class,
@@ -163,6 +176,31 @@ def test_modules_that_keep_nothing_run_as_they_are():
         assert torch.equal(found, module(before.clone()).detach())
         assert not found.requires_grad
     assert torch.equal(x, before)
+
+
+class Holder(nn.Module):
+    """Uses what it holds in ways that leave traces, none of them of a record."""
+
+    def __init__(self):
+        super().__init__()
+        self.generators = [torch.Generator(), np.random.default_rng(0), random.Random(0)]
+        self.path = pathlib.Path("some") / "folder"
+        self.lock = threading.Lock()
+        self.linear = nn.utils.prune.l1_unstructured(nn.Linear(3, 3), "weight", amount=1)
+
+    def forward(self, x):
+        torch.rand(1, generator=self.generators[0])
+        self.generators[1].random(), self.generators[2].random(), str(self.path), hash(self.path)
+        with self.lock:
+            return self.linear(x)
+
+
+def test_ordinary_things_that_a_head_holds_do_not_cost_it_its_run():
+    """Catches: comparing addresses in a pickle, text that a path keeps of itself, and flags that no_grad decides."""
+    module = nn.Sequential(Holder(), nn.MultiheadAttention(3, 1).out_proj, nn.GRUCell(3, 3)).eval()
+    for _ in range(20):
+        run_stateless(module, torch.rand(4, 3))
+        assert holdings_digest(module) == holdings_digest(module)
 
 
 def test_inputs_survive_a_first_layer_in_place():

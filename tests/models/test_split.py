@@ -107,7 +107,8 @@ def test_auto_follows_its_rule_word_for_word(widths):
     good = [k for k in hidden if widths[k] <= largest / 2 and sum(params[k:]) >= sum(params) / 2]
     split = automatic(dense(*widths), (widths[0],))
     assert split.exchange_layer == f"act{(good or hidden)[0]}"
-    assert split.reason.startswith("the earliest that takes" if good else "the earliest, as none takes")
+    words = "the earliest that takes" if good else "the earliest, as none takes"
+    assert split.reason.startswith(f"of the blocks between layers with parameters {words}")
 
 
 def test_auto_says_so_where_only_records_could_leave():

@@ -22,6 +22,10 @@ class FedPVR(Scaffold):
 
     name: str = "fedpvr"
 
+    def check(self, federation: Federation) -> None:
+        """Refuse a block that does not exist or does not train; see `corrected`."""
+        self.corrected(federation)
+
     def corrected(self, federation: Federation) -> tuple[str, ...]:
         """Names of the corrected parameters: those of `corrected_from` and of the blocks after it.
 

@@ -61,6 +61,18 @@ class LocalMethod(ABC):
         return False
 
     @property
+    def cuts_network(self) -> bool:
+        """Whether the exchange layer matters to the method."""
+        return self.shares
+
+    def check(self, federation: Federation) -> None:  # noqa: B027 - most methods take any network
+        """Refuse a network or options that the method cannot work with, before anything is trained.
+
+        Raises:
+            ValueError: Naming them.
+        """
+
+    @property
     def has_global_network(self) -> bool:
         """Whether the state's weights are a network that the rounds train, so that its accuracy says something."""
         return True

@@ -37,6 +37,11 @@ class SplitFed(LocalMethod, ABC):
         return "activations and labels of every step, and get their gradients,"
 
     @property
+    def cuts_network(self) -> bool:
+        """See `LocalMethod`."""
+        return True
+
+    @property
     def exposes_records(self) -> bool:
         """Whether clients send something of single records that nothing noises, so that no private run is possible."""
         return True
