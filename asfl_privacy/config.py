@@ -92,7 +92,7 @@ class SweepConfig(BaseModel):
     batch_size: int = _one(32, "Records a step.", "B")
     lr: float = _one(0.1, "Learning rate of SGD.", "LR")
     lr_schedule: str = _one("constant", "Learning rate over the rounds.", "constant|cosine|step:F@R,…")
-    momentum: float = _one(0.0, "Momentum of local steps, anew each round.", "M")
+    momentum: float = _one(0.0, "Momentum of local steps, anew in each tail round and each stretch of full steps.", "M")
     weight_decay: float = _one(0.0, "Weight decay of local steps.", "W")
     server_lr: float = _one(1.0, "Server step of scaffold, fedpvr, fedvarp.", "η")
     mu: float = _one(1.0, "Weight of moon's contrastive loss.", "μ")

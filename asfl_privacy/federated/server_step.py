@@ -12,7 +12,7 @@ from asfl_privacy.federated.weights import Weights, average_weights
 
 
 def server_step(state: State, updates: Mapping[int, Update], *, trained: Collection[str], server_lr: float) -> State:
-    """X ← x + η_g·mean_S(y_i − x) for what trains; buffers are the plain mean, as running statistics are no step.
+    """The step x ← x + η_g·mean_S(y_i − x) for what trains; buffers are the plain mean, as running statistics are no step.
 
     Args:
         state: x.

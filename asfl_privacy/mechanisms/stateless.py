@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import logging
-import os
+import pathlib
 import pickle
 import random
 import types
@@ -17,12 +17,13 @@ from torch import nn
 _SIMPLE = (bool, int, float, complex, str, bytes, bytearray, types.NoneType)
 _OPAQUE = (type, types.ModuleType, torch.dtype, torch.device, logging.Logger)
 _WORDS = frozenset(_SIMPLE)
-_PLAIN = (*_SIMPLE, *_OPAQUE)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _AS_NUMPY = frozenset((torch.float32, torch.float64, torch.int64, torch.int32, torch.bool))
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 _MADE_BY_PYTHON = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class that a class statement made, whose instances hold what is in __dict__ and slots."""
+_COMPILER_MARKS = [("_dynamo_static_input_type", kind) for kind in ("guarded", "unguarded")]
+"""What torch.compile leaves on parameters when it first runs."""
 _CONTAINERS_OF_PYTHON = frozenset((dict, list, set))
 _LIBRARIES = {"builtins", "collections", "numpy", "torch"}
 _EMPTY = {name for name, value in vars(nn.Identity()).items() if isinstance(value, dict)}
@@ -165,14 +166,24 @@ def _data(value: object) -> bytes:
             return bits + kind.__repr__(value).encode()  # type: ignore[call-arg]  # of an instance
     if isinstance(value, types.FunctionType):
         return value.__code__.co_code if _is_own(value) else b""
-    if isinstance(value, os.PathLike):
-        return os.fsencode(value)
-    if isinstance(value, (*_GENERATORS, torch.ScriptObject)) or _is_transparent(value):
+    if _is_path(value):
+        return str(value).encode()
+    if isinstance(value, torch.ScriptObject) or _is_generator(value) or _is_transparent(value):
         return b""
     try:
         return pickle.dumps(value)
-    except Exception:
+    except Exception:  # a lock, a handle: what pickle cannot write lies outside the claim
         return b""
+
+
+def _is_path(value: object) -> bool:
+    """Whether it is a path of the standard library: what it keeps beside its text is computed from that."""
+    return isinstance(value, pathlib.PurePath) and type(value).__module__.partition(".")[0] == "pathlib"
+
+
+def _is_generator(value: object) -> bool:
+    """Whether it is a generator of a library, whose state lies outside the claim; a user's subclass is looked into."""
+    return isinstance(value, _GENERATORS) and (type(value) is random.Random or not _is_own(type(value)))
 
 
 def _is_transparent(value: object) -> bool:
@@ -207,20 +218,18 @@ def _held(value: object) -> list[object]:
         held.append(value.base)
     elif isinstance(value, types.BuiltinMethodType):
         held.append(value.__self__)
-    elif isinstance(value, _GENERATORS):
-        return held
     elif isinstance(value, types.MethodType):
         held += [value.__self__, value.__func__]
     elif isinstance(value, functools.partial):
         held += [value.func, value.args, value.keywords]
     elif isinstance(value, types.FunctionType):
         held += _held_by_function(value)
-    if isinstance(value, os.PathLike):  # what it keeps beside its text is computed from it
+    if _is_path(value) or _is_generator(value):
         return held
     held += [
         part
         for name, kept in getattr(value, "__dict__", {}).items()
-        if (name not in _EMPTY or kept) and not str(name).startswith("_dynamo_")  # torch.compile's marks
+        if (name not in _EMPTY or kept) and (name, kept) not in _COMPILER_MARKS
         for part in (name, kept)
     ]
     if _is_own(type(value)):

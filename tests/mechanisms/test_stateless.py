@@ -33,6 +33,14 @@ class Named(str):
     """Text that can carry attributes."""
 
 
+class OwnPath(pathlib.PurePosixPath):
+    """A path that carries more than its text."""
+
+
+class OwnRandom(random.Random):
+    """A generator that carries more than its state."""
+
+
 class Keeper(nn.Module):
     """Adds what it kept of the last batch, and keeps the mean of this one where ``keep`` puts it."""
 
@@ -58,6 +66,7 @@ class Keeper(nn.Module):
         self.helper = Helper()
         self.stream, self.window, self.append = io.BytesIO(), np.zeros(8)[:2], [].append
         self.failure = ValueError(0.0)
+        self.folder, self.coin = OwnPath("a"), OwnRandom(0)
 
     def forward(self, x):
         self.keep(self, float(x.detach().mean()))
@@ -126,6 +135,10 @@ PLACES = {
     "array beside a window": lambda module, mean: module.window.base.fill(mean),
     "list of a bound method": lambda module, mean: module.append(mean),
     "arguments of an error": lambda module, mean: setattr(module.failure, "args", (mean,)),
+    "attribute of an own path": lambda module, mean: setattr(module.folder, "last", mean),
+    "attribute of an own generator": lambda module, mean: setattr(module.coin, "last", mean),
+    "name like a mark of the compiler": lambda module, mean: setattr(module.weight, "_dynamo_last", mean),
+    "mark of the compiler": lambda module, mean: setattr(module.weight, "_dynamo_static_input_type", mean),
     "hook of a parameter": lambda module, mean: module.weight.register_hook(functools.partial(max, mean)),
     "partial": lambda module, mean: module.call.args[0].append(mean),
     "hook": lambda module, mean: module.register_forward_hook(lambda *_: None),

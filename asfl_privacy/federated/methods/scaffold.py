@@ -74,7 +74,7 @@ class Scaffold(LocalMethod):
         return replace(update, client_state={**kept, **controls})
 
     def aggregate(self, state: State, updates: Mapping[int, Update], *, federation: Federation, round: int) -> State:
-        """X ← x + η_g·mean_S(y_i − x); c ← c + (1/N)·Σ_S(c_i⁺ − c_i)."""
+        """The server's step x ← x + η_g·mean_S(y_i − x), and c ← c + (1/N)·Σ_S(c_i⁺ − c_i)."""
         options = federation.settings.options
         stepped = server_step(state, updates, trained=trained_names(federation.model), server_lr=options.server_lr)
         server = {**state.server}
