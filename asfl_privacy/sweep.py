@@ -24,7 +24,7 @@ from asfl_privacy.run_files import CONFIG_FILE, ROW_FILE, config_toml
 from asfl_privacy.worker import kept_record, run_folder
 
 if TYPE_CHECKING:
-    from asfl_privacy.reporting.page import PictureSection
+    from asfl_privacy.reporting.section import Section
 
 MAY_CHANGE = ("launcher", "track", "checkpoint_every", "data_root")
 """Fields in which the command that resumes a sweep may differ from the one that began it."""
@@ -204,7 +204,7 @@ def check_reported(runs: Sequence[Run], *, out: Path) -> None:
         raise ValueError(f"{out} holds a sweep without its report ({what}); finish it with sweep --resume first")
 
 
-def rewrite_report(out: Path, config: SweepConfig, runs: Sequence[Run], attack: PictureSection | None) -> None:
+def rewrite_report(out: Path, config: SweepConfig, runs: Sequence[Run], attack: Section | None) -> None:
     """Make the report of a finished sweep anew from what its folder holds, with a section on attacks.
 
     Args:

@@ -17,6 +17,7 @@ from asfl_privacy.cli.budget import account, calibrate
 from asfl_privacy.cli.flags import config_flags, spread_lists
 from asfl_privacy.cli.layers import layers
 from asfl_privacy.cli.profile import profile
+from asfl_privacy.cli.report import report
 from asfl_privacy.cli.training import RunInterruptedError, sweep, train
 from asfl_privacy.sweep import SweepStoppedError
 
@@ -54,6 +55,7 @@ app.command("account")(account)
 app.command("bound")(bound)
 app.command("attack")(attack)
 app.command("audit")(audit)
+app.command("report")(report)
 
 
 def run_command(argv: Sequence[str] | None = None) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import time
 import traceback
@@ -34,6 +30,7 @@ from asfl_privacy.execution.executor import ExecutorRefusedError, reason_of
 from asfl_privacy.execution.heap import keep_freed_memory
 from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.metrics import figures, headline
+from asfl_privacy.provenance import provenance
 from asfl_privacy.reporting import Row, write_atomic
 from asfl_privacy.reporting.numerals import bound
 from asfl_privacy.run import Run, execute_run, prepare_run, resolve_device, serve_run
@@ -45,7 +42,6 @@ from asfl_privacy.unfinished import forget_finished, is_resumable, unfinished_fo
 from asfl_privacy.worker import kept_record
 
 REPRODUCE_ONLY = " (reproduce only, no guarantee)"
-PACKAGES = ("asfl-privacy", "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn")
 
 
 def sweep(
@@ -347,33 +343,10 @@ def _numbered(base: Path, number: int) -> Path:
 
 def _run_info(config: SweepConfig, *, private: bool) -> dict[str, object]:
     """What made the rows."""
-    return {
-        "command": shlex.join(["asfl-privacy", *sys.argv[1:]]),
-        "commit": _commit(),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": config.model_dump(mode="json"),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in PACKAGES},
-        },
-        "title": f"Privacy and utility: {', '.join(config.mech)} noise on {config.data}"
+    title = (
+        f"Privacy and utility: {', '.join(config.mech)} noise on {config.data}"
         if private
-        else f"Utility without noise, and without privacy, on {config.data}",
-    }
-
-
-def _commit() -> str | None:
-    """The commit that this package was built or runs from, `+` where files have changed since; None where it is unknown."""
-    package = Path(__file__).resolve().parents[1]
-    built_from = package / "COMMIT"
-    if built_from.is_file():
-        return built_from.read_text(encoding="utf-8").strip() or None
-    if not (package.parent / ".git").exists():
-        return None
-    git = ["git", "-C", str(package.parent)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + ("+" if changed.strip() else "")
+        else f"Utility without noise, and without privacy, on {config.data}"
+    )
+    command = shlex.join(["asfl-privacy", *sys.argv[1:]])
+    return provenance(title=title, command=command, config=config.model_dump(mode="json"))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asfl_privacy.reporting.numerals import BLANK, bound, exact, spread
-from asfl_privacy.reporting.page import PictureSection
+from asfl_privacy.reporting.section import Section
 from asfl_privacy.reporting.picture import (
     MOST_IMAGES,
     describe_picture,
@@ -83,7 +83,7 @@ def draw_pictures(attacked: Sequence[Attacked], *, value_range: tuple[float, flo
 
 def attack_section(
     attacked: Sequence[Attacked], *, value_range: tuple[float, float], figure: str, breaches: Sequence[str] = ()
-) -> PictureSection:
+) -> Section:
     """What a report says about attacks.
 
     Args:
@@ -107,7 +107,7 @@ def attack_section(
     first = attacked[0].row
     drawable = _is_drawable(attacked)
     rows = picture_rows(attacked)
-    return PictureSection(
+    return Section(
         title=TITLE,
         sentences=_sentences(first, shown=min(len(attacked[0].originals), MOST_IMAGES) if drawable else 0),
         breaches=tuple(breaches),

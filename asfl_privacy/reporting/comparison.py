@@ -10,23 +10,12 @@ from typing import Final
 
 from scipy import stats
 
-from asfl_privacy.reporting.cells import Cell, gather_cells
-from asfl_privacy.reporting.display import Display
-from asfl_privacy.reporting.numerals import BLANK, exact, nearest, spread
+from asfl_privacy.reporting.cells import Cell
+from asfl_privacy.reporting.numerals import exact
 from asfl_privacy.reporting.rows import Value
-from asfl_privacy.reporting.words import SETTING_NAMES, method_name
+from asfl_privacy.reporting.words import SETTING_NAMES
 
 _TASK: Final = ("data", "partition", "clients", "cohort", "model", "rounds")
-_HEADINGS: Final = (
-    "method",
-    "accuracy %",
-    "points above {}",
-    "95 % interval",
-    "pairs",
-    "MB a round",
-    "lr",
-    "steps and method",
-)
 
 
 @dataclass(frozen=True)
@@ -83,25 +72,35 @@ def paired_difference(
     return Difference(mean, mean - half, mean + half, len(values))
 
 
-def compare_methods(rows: Sequence[Mapping[str, object]], *, baseline: str = "fedavg") -> Display:
-    """The table of methods: unnoised runs of one task, each method with a learning rate of its own.
+def check_task(cells: Sequence[Cell], *, baseline: str) -> tuple[tuple[str, str], ...]:
+    """Refuse to compare runs of different tasks.
 
     Args:
-        rows: Runs; those with noise are left out.
-        baseline: Method that the others are compared with, by seed.
+        cells: With or without noise.
+        baseline: Method whose runs without noise the others are compared with.
 
     Returns:
-        One line a method, the best accuracy first, the baseline's difference blank; what all have in common as
-        `shared`.
+        What all have in common, by name, the number of local steps last.
 
     Raises:
-        ValueError: No run without noise, no run of the baseline or more than one cell of it, or runs of different tasks
-            (data, partition, clients, cohort, model, rounds, local steps).
-
-    Guarantee:
-        A failed run enters no mean. Differences are in points, own − baseline, positive for a gain.
+        ValueError: No cell, no cell of the baseline or more than one, or what `shared_task` refuses.
     """
-    cells = [cell for cell in gather_cells(rows) if not cell.is_noised and cell.runs]
+    shared = shared_task(cells)
+    found = [cell for cell in cells if cell.settings["method"] == baseline and not cell.is_noised]
+    if len(found) != 1:
+        raise ValueError(
+            f"{baseline} has {len(found)} cells: differences are to one; give its runs with one learning rate"
+        )
+    return shared
+
+
+def shared_task(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
+    """What all cells have in common, by name, the number of local steps last; learning rates may differ.
+
+    Raises:
+        ValueError: No cell, or different data, partition, clients, cohort, model, rounds, local steps or records that
+            accuracy is of.
+    """
     if not cells:
         raise ValueError("no run without noise: a table of methods compares these; finish one of each method first")
     task = {column: _one(cells, column) for column in _TASK}
@@ -111,37 +110,53 @@ def compare_methods(rows: Sequence[Mapping[str, object]], *, baseline: str = "fe
             f"local steps are {', '.join(f'{count:g}' for count in sorted(steps))}: methods are compared at equal steps; give "
             "runs of one number"
         )
-    found = [cell for cell in cells if cell.settings["method"] == baseline]
-    if len(found) != 1:
-        raise ValueError(
-            f"{baseline} has {len(found)} cells: differences are to one; give its runs with one learning rate"
-        )
-    ordered = sorted(cells, key=lambda cell: -statistics.fmean(cell.accuracy_by_seed.values() or [-1.0]))
-    headings = tuple(heading.format(method_name(baseline)) for heading in _HEADINGS)
-    lines = tuple(_line(cell, found[0]) for cell in ordered)
-    shared = tuple((SETTING_NAMES[column], exact(value)) for column, value in task.items() if value is not None)
-    return Display(headings=headings, lines=lines, shared=(*shared, ("local steps", exact(steps.pop()))))
+    if len({_on_validation(cell) for cell in cells}) > 1:
+        raise ValueError("accuracy is of test records here and of validation records there; give runs of one")
+    shared = ((SETTING_NAMES[column], exact(value)) for column, value in task.items() if value is not None)
+    return (*shared, ("local steps", exact(steps.pop())))
 
 
-def _line(cell: Cell, baseline: Cell) -> tuple[str, ...]:
-    accuracies = [100.0 * value for value in cell.accuracy_by_seed.values()]
-    mean = statistics.fmean(accuracies) if accuracies else None
-    stddev = statistics.stdev(accuracies) if len(accuracies) > 1 else None
-    own = None if cell is baseline else paired_difference(cell.accuracy_by_seed, baseline.accuracy_by_seed)
-    settings = cell.settings
+def same_task(cell: Cell, other: Cell) -> bool:
+    """Whether `shared_task` would take both: their accuracies may be compared."""
     return (
-        method_name(settings["method"]) + (f", {settings['exchange_layer']}" if settings["exchange_layer"] else ""),
-        spread(mean, stddev),
-        BLANK if own is None else f"{100 * own.mean:+.1f}",
-        BLANK if own is None or own.pairs < 2 else f"{100 * own.low:+.1f} to {100 * own.high:+.1f}",
-        BLANK if own is None else str(own.pairs),
-        nearest(_megabytes_a_round(cell)),
-        exact(settings["lr"]),
-        exact(settings["options"]),
+        all(cell.settings[column] == other.settings[column] for column in _TASK)
+        and _steps(cell) == _steps(other)
+        and _on_validation(cell) == _on_validation(other)
     )
 
 
-def _megabytes_a_round(cell: Cell) -> float | None:
+def reference_of(cell: Cell, cells: Sequence[Cell], *, method: str) -> Cell | None:
+    """The cell of a method without noise that a cell is held against, each with its own learning rate.
+
+    Args:
+        cell: To compare.
+        cells: Among which to look.
+        method: Of the reference.
+
+    Returns:
+        The one of the same task; of several, where both share activations, those with the same tail steps and exchange
+        layer; of several left, those of the same learning rate. None where this does not single out one that has an
+        accuracy.
+    """
+    found = [
+        one
+        for one in cells
+        if not one.is_noised and one.settings["method"] == method and one.accuracy_by_seed and same_task(cell, one)
+    ]
+    if cell.settings["exchange_layer"] is not None:
+        own = [cell.settings[column] for column in ("exchange_layer", "tail_steps")]
+        found = [
+            one
+            for one in found
+            if one.settings["exchange_layer"] is None
+            or [one.settings[column] for column in ("exchange_layer", "tail_steps")] == own
+        ]
+    if len(found) > 1:
+        found = [one for one in found if one.settings["lr"] == cell.settings["lr"]]
+    return found[0] if len(found) == 1 else None
+
+
+def megabytes_a_round(cell: Cell) -> float | None:
     """10⁶ bytes of all channels and clients in a round, mean over the runs."""
     totals = []
     for run in cell.runs:
@@ -166,3 +181,7 @@ def _one(cells: Sequence[Cell], column: str) -> Value:
 def _steps(cell: Cell) -> float:
     parts = (cell.settings["tail_steps"], cell.settings["full_steps"])
     return float(sum(part for part in parts if isinstance(part, int | float)))
+
+
+def _on_validation(cell: Cell) -> bool:
+    return "evaluate_on validation" in str(cell.settings["options"])

@@ -19,7 +19,7 @@ from asfl_privacy.reporting.curve import Curve, Line, Panel, Reference
 from asfl_privacy.reporting.numerals import bound
 
 INK: Final = "#262626"
-_GRID: Final = "#cccccc"
+GRID: Final = "#cccccc"
 _MARKERS: Final = "osD^vP"
 _REFERENCE_DASHES: Final = ("solid", (0, (6, 3)), (0, (1.5, 2)), (0, (6, 2, 1.5, 2)))
 _REFERENCE_COLOURS: Final = (INK, "#808080")
@@ -33,7 +33,7 @@ STYLE: Final[dict[str, object]] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.edgecolor": INK,
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "text.parse_math": False,  # a $ in a setting is a dollar
     "svg.fonttype": "none",
@@ -76,7 +76,7 @@ def curve_inline_svg(curve: Curve, *, stacked: bool) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
-    return svg.replace(INK, "currentColor").replace(_GRID, "var(--grid)").strip()
+    return svg.replace(INK, "currentColor").replace(GRID, "var(--grid)").strip()
 
 
 def _draw(curve: Curve, *, image_format: str, stacked: bool, transparent: bool) -> bytes:

@@ -3,8 +3,9 @@
 from markupsafe import Markup
 
 from asfl_privacy.reporting.figures import curve_inline_svg
-from asfl_privacy.reporting.page import Page, PictureSection
+from asfl_privacy.reporting.page import Page
 from asfl_privacy.reporting.prose import to_html
+from asfl_privacy.reporting.section import Section
 from asfl_privacy.reporting.template import load_template
 
 
@@ -28,7 +29,7 @@ def html_page(page: Page) -> str:
     )
 
 
-def html_pictures(section: PictureSection, *, title: str, statement: str, command: str) -> str:
+def html_pictures(section: Section, *, title: str, statement: str, command: str) -> str:
     """A section alone as one HTML file, with the statement of what it is about.
 
     Args:

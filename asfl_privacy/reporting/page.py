@@ -8,36 +8,10 @@ from asfl_privacy.reporting.curve import Curve, curve_of, describe
 from asfl_privacy.reporting.display import ORDER, Display, display_table
 from asfl_privacy.reporting.rows import Row
 from asfl_privacy.reporting.run_info import REQUIRED, Plain, flatten
+from asfl_privacy.reporting.section import Section
 from asfl_privacy.reporting.words import cell_name, how_to_read, mechanism_name, setting_texts
 
 CAPTION = "Privacy spent and accuracy reached, one line a cell of the grid."
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureSection:
-    """A picture with the table that belongs to it; plain text but for `svg`, which goes into an HTML page as it is.
-
-    Attributes:
-        title: Heading.
-        sentences: What it shows, and what it does not, one paragraph each.
-        breaches: What refutes a promise of the report, one line each.
-        caption: Of the table.
-        headings: Of the table's columns.
-        lines: Of the table, the first cell naming the line.
-        svg: The picture as an svg element that loads nothing, or None.
-        figure: The same as a file, its address relative to the report, or None.
-        alt: The picture in words.
-    """
-
-    title: str
-    sentences: tuple[str, ...]
-    breaches: tuple[str, ...] = ()
-    caption: str
-    headings: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    svg: str | None
-    figure: str | None
-    alt: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +33,7 @@ class Page:
     statement: str
     failed: tuple[tuple[str, str], ...]
     failed_of: str
-    pictures: tuple[PictureSection, ...]
+    pictures: tuple[Section, ...]
 
 
 def build_page(
@@ -68,7 +42,7 @@ def build_page(
     info: Mapping[str, Plain],
     statement: str,
     warnings: Sequence[str],
-    pictures: Sequence[PictureSection] = (),
+    pictures: Sequence[Section] = (),
 ) -> Page:
     """Gather everything a report says.
 

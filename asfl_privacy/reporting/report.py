@@ -8,9 +8,10 @@ from asfl_privacy.reporting.figures import curve_png, curve_svg
 from asfl_privacy.reporting.html import html_page
 from asfl_privacy.reporting.latex import latex_table
 from asfl_privacy.reporting.markdown import markdown_page
-from asfl_privacy.reporting.page import PictureSection, build_page
+from asfl_privacy.reporting.page import build_page
 from asfl_privacy.reporting.rows import Row, complete_row, write_rows
 from asfl_privacy.reporting.run_info import plain_run_info, to_json
+from asfl_privacy.reporting.section import Section
 
 
 def write_report(
@@ -20,7 +21,7 @@ def write_report(
     run_info: Mapping[str, object],
     statement: str,
     warnings: Sequence[str],
-    pictures: Sequence[PictureSection] = (),
+    pictures: Sequence[Section] = (),
 ) -> None:
     """Write rows.csv, report.md, report.html, table.tex, figures/privacy_utility.svg and .png, and run.json.
 

@@ -14,8 +14,6 @@ from asfl_privacy.reporting import Row
 
 TUNING_SEED = 1000
 """First seed of tuning runs, far from those that are reported."""
-WIDENINGS = 3
-"""How often a grid may be widened at an end that is the best."""
 Options = Mapping[str, float | str]
 
 
@@ -27,11 +25,13 @@ class Grid:
         lr: Learning rates, rising, in a geometric series; where the best of them is an end, the series goes on there.
         options: Values of single methods' own fields, by method and field, each tried at the learning rate found.
         seeds: Seeds a point.
+        widenings: How often the series may go on.
     """
 
     lr: tuple[float, ...]
     options: Mapping[str, Mapping[str, Sequence[float | str]]]
     seeds: int = 1
+    widenings: int = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def tune(
 
     def search(method: str) -> tuple[Trial, list[Trial]]:
         trials = accuracies(method, grid.lr, [{}])
-        for _ in range(WIDENINGS):
+        for _ in range(grid.widenings):
             lrs = sorted(one.lr for one in trials)
             further = _beyond(lrs, best=_best(trials, method).lr)
             if further is None:
