@@ -58,8 +58,14 @@ class SweepConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     mech: Grid[str] = _grid(["gaussian"], "Mechanism of the release.", "gaussian|laplace|none")
-    data: str = _one("digits", "Data set, or your own.", "digits|fashion-mnist|module:name")
-    model: str = _one("small-cnn", "Network, or your own.", "small-cnn|lenet|module:factory, each also +projection:W")
+    data: str = _one(
+        "digits", "Data set, or your own.", "digits|fashion-mnist|mnist5k|cifar10|cifar100|femnist|module:name"
+    )
+    model: str = _one(
+        "small-cnn",
+        "Network, or your own.",
+        "small-cnn|lenet|resnet20[-bn]|vgg11[-bn]|module:factory, each also +projection:W",
+    )
     method: Grid[str] = _grid(["asfl"], "Method; references are added beside it.", "|".join(METHODS))
     share: Literal["no", "yes"] = _one("no", "Activation sharing before the local steps of every method.", "no|yes")
     epsilon: Grid[float] = _grid([], "ε of one release at radius R. Default: a grid by mechanism.", "E…")
@@ -83,7 +89,7 @@ class SweepConfig(BaseModel):
         "yes", "Noise from the seed (no guarantee), or from the system.", "yes|no"
     )
     exchange_layer: Grid[str] = _grid(["auto"], "Block after which activations leave.", "auto|NAME")
-    partition: str = _one("dirichlet:0.1", "How records are spread over clients.", "iid|dirichlet:A|shards:K")
+    partition: str = _one("dirichlet:0.1", "How records are spread over clients.", "iid|dirichlet:A|shards:K|natural")
     clients: int = _one(20, "Number of clients.", "N")
     cohort: int = _one(10, "Clients sampled each round.", "M")
     rounds: int = _one(30, "Number of rounds.", "T")

@@ -334,7 +334,7 @@ def training_settings(config: SweepConfig, cell: Cell) -> TrainingSettings:
         seed=cell.seed,
         evaluate_every=config.evaluate_every,
         last_evaluations=config.last_evaluations,
-        exchange_layer=cell.exchange_layer or "auto",
+        exchange_layer=cell.exchange_layer,
         precision=config.precision,
         momentum=config.momentum,
         weight_decay=config.weight_decay,

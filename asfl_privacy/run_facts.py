@@ -75,8 +75,8 @@ def _tightness(privacy: Privacy, federation: Federation, *, result: Progress) ->
 
 
 def clients_of_records(federation: Federation) -> NDArray[np.int64]:
-    """Which client holds each record of the data set, shape (records,)."""
-    holders = np.zeros(federation.data.num_records, dtype=np.int64)
+    """Which client holds each record of the data set, shape (records,); the number of clients for one that none holds."""
+    holders = np.full(federation.data.num_records, len(federation.clients), dtype=np.int64)
     for client in federation.clients:
         holders[client.records] = client.number
     return holders

@@ -18,12 +18,19 @@ BOX = (-0.1, 1 / 3)
 
 
 @pytest.fixture
-def data() -> Dataset:
+def plain() -> Dataset:
     """Constants without a short decimal form, two channels, and tensors that are no contiguous whole."""
     rng = np.random.default_rng(0)
     x, y = rng.uniform(*BOX, size=(12, 2, 3, 5)), np.arange(12) % 3
     made = make_dataset("own", train=(x, y), test=(x[::2], y[::2]), input_box=BOX, mean=(0.1, 0.2), std=(1 / 7, 0.3))
     return replace(made, test_inputs=made.train_inputs.transpose(2, 3).contiguous().transpose(2, 3)[::2])
+
+
+@pytest.fixture(params=[None, [3, 0, 1] * 4], ids=["no groups", "groups"])
+def data(request, plain) -> Dataset:
+    """Without groups, and with them."""
+    groups = request.param
+    return plain if groups is None else replace(plain, train_groups=torch.tensor(groups))
 
 
 def assert_same(one: Dataset, other: Dataset) -> None:

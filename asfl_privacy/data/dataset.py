@@ -25,6 +25,8 @@ class Dataset:
         input_box: (low, high) of every input value: the raw pixel units in which a radius is measured.
         mean: Public per-channel constants that the model's first layer subtracts, in pixel units.
         std: Public per-channel constants that it divides by.
+        train_groups: int64, shape (n,): whose each training record is, such as the writer's number, any whole numbers
+            from 0; None where the data do not tell. The partition `natural` makes a client of each group.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Dataset:
     input_box: tuple[float, float] = (0.0, 1.0)
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    train_groups: Tensor | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -57,6 +60,7 @@ def make_dataset(
     input_box: tuple[float, float] = (0.0, 1.0),
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    train_groups: object | None = None,
 ) -> Dataset:
     """Check arrays and make a `Dataset` of them.
 
@@ -68,13 +72,14 @@ def make_dataset(
         input_box: (low, high) that every input value lies in.
         mean: Public per-channel constants to subtract; default the middle of the box.
         std: Public per-channel constants to divide by; default half the width of the box.
+        train_groups: Whose each training record is, whole numbers from 0, shape (n,); None where that is not known.
 
     Returns:
-        The data set, inputs as float32 and labels as int64.
+        The data set, inputs as float32, labels and groups as int64.
 
     Raises:
         ValueError: Empty data, values that are not finite or outside the box, labels that are not whole numbers in
-            0 … num_classes − 1, or shapes that do not agree.
+            0 … num_classes − 1, groups that are not whole numbers from 0, or shapes that do not agree.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -117,6 +122,7 @@ def make_dataset(
         input_box=(low, high),
         mean=means,
         std=stds,
+        train_groups=None if train_groups is None else _groups(name, train_groups, count=len(train_labels)),
     )
 
 
@@ -146,8 +152,19 @@ def _records(name: str, part: str, pair: tuple[object, object], *, low: float, h
     if not (whole == labels).all():
         raise ValueError(f"data {name}: {part} labels must be whole numbers from 0; encode the classes as integers")
     # float32 may round a value at the edge out of the box: move it to the nearest float32 inside.
-    inside = np.clip(inputs.astype(np.float32), _float32_above(low), -_float32_above(-high))
+    inside = np.clip(inputs.astype(np.float32, copy=False), _float32_above(low), -_float32_above(-high))
     return torch.from_numpy(np.ascontiguousarray(inside)), torch.from_numpy(whole)
+
+
+def _groups(name: str, given: object, *, count: int) -> Tensor:
+    """Group of each training record as a checked tensor."""
+    groups = np.asarray(given)
+    if groups.shape != (count,) or groups.dtype.kind not in "iu" or int(groups.min()) < 0:
+        raise ValueError(
+            f"data {name}: train groups of shape {groups.shape} and type {groups.dtype} must be whole numbers from 0, one for "
+            f"each of {count} training records; number the groups"
+        )
+    return torch.from_numpy(groups.astype(np.int64))
 
 
 def _float32_above(value: float) -> np.float32:
@@ -157,7 +174,10 @@ def _float32_above(value: float) -> np.float32:
 
 
 def data_digest(data: Dataset) -> str:
-    """SHA-256 of the training records and labels, hexadecimal: tells one data set's ledger from another's."""
+    """SHA-256 of the training records and labels, hexadecimal: tells one data set's ledger from another's.
+
+    Groups are left out: they say whose a record is and do not change what it costs to release it.
+    """
     digest = hashlib.sha256(repr((tuple(data.train_inputs.shape), data.num_classes)).encode())
     digest.update(data.train_inputs.contiguous().numpy().tobytes())
     digest.update(data.train_labels.contiguous().numpy().tobytes())

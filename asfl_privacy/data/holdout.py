@@ -19,7 +19,8 @@ def hold_out(data: Dataset) -> Dataset:
         data: The data set.
 
     Returns:
-        Training records without those held out, in their order, and those held out as what is evaluated.
+        Training records without those held out, in their order and with their groups, and those held out as what is
+        evaluated.
 
     Raises:
         ValueError: Fewer than six training records of every class: nothing could be held out.
@@ -49,6 +50,7 @@ def hold_out(data: Dataset) -> Dataset:
         data,
         train_inputs=data.train_inputs[~is_held],
         train_labels=data.train_labels[~is_held],
+        train_groups=None if data.train_groups is None else data.train_groups[~is_held],
         test_inputs=data.train_inputs[is_held],
         test_labels=data.train_labels[is_held],
     )

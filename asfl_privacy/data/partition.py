@@ -16,7 +16,7 @@ Shares = list[NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class PartitionScheme:
-    """How records are spread: `iid`, `dirichlet:A` (concentration A > 0) or `shards:K` (K shards a client)."""
+    """How records are spread: `iid`, `dirichlet:A` (concentration A > 0), `shards:K` (K shards a client) or `natural`."""
 
     kind: str
     parameter: float | None = None
@@ -26,7 +26,7 @@ def parse_partition(text: str) -> PartitionScheme:
     """Read a partition's name.
 
     Args:
-        text: `iid`, `dirichlet:A` with A > 0, or `shards:K` with K ≥ 1.
+        text: `iid`, `dirichlet:A` with A > 0, `shards:K` with K ≥ 1, or `natural`.
 
     Returns:
         The scheme.
@@ -39,9 +39,9 @@ def parse_partition(text: str) -> PartitionScheme:
         PartitionScheme(kind='dirichlet', parameter=0.1)
     """
     kind, colon, value = text.partition(":")
-    rule = "use iid, dirichlet:A with A > 0, or shards:K with a whole K ≥ 1"
-    if kind == "iid" and not colon:
-        return PartitionScheme("iid")
+    rule = "use iid, dirichlet:A with A > 0, shards:K with a whole K ≥ 1, or natural"
+    if kind in ("iid", "natural") and not colon:
+        return PartitionScheme(kind)
     if kind in ("dirichlet", "shards"):
         try:
             number = float(value)
@@ -55,25 +55,41 @@ def parse_partition(text: str) -> PartitionScheme:
 
 
 def partition_records(
-    labels: NDArray[np.int64], *, num_clients: int, scheme: PartitionScheme, rng: np.random.Generator
+    labels: NDArray[np.int64],
+    *,
+    num_clients: int,
+    scheme: PartitionScheme,
+    rng: np.random.Generator,
+    groups: NDArray[np.int64] | None = None,
 ) -> Shares:
-    """Spread records over clients so that each record belongs to exactly one client and no client is empty.
+    """Spread records over clients so that no record belongs to two clients and no client is empty.
 
     Args:
         labels: Class of each record, shape (n,).
         num_clients: Number of clients, 1 … n.
         scheme: From `parse_partition`.
         rng: Source of randomness.
+        groups: Whose each record is, shape (n,), for `natural`; None where that is not known.
 
     Returns:
         For each client the sorted indices of its records.
 
     Raises:
-        ValueError: More clients than records, or no draw (of `MAX_DRAWS`) that leaves every client a record.
+        ValueError: More clients than records or groups, no draw (of `MAX_DRAWS`) that leaves every client a record, or
+            `natural` without groups.
+
+    Guarantee:
+        Every record belongs to exactly one client, except under `natural`: there each client is one group with all of its
+        records, and the records of groups that were not drawn belong to none.
+
+    Edge cases:
+        `natural` draws the groups without replacement, as the first clients of a random order: the clients of a smaller
+        number are the first of those of a larger one.
 
     Source:
         Dirichlet: Hsu, Qi, Brown 2019 as used by Yurochkin et al. 2019 (one draw of client proportions a class).
         Shards: McMahan et al. 2017, §3 (sort by label, cut into K·N shards, K a client).
+        Natural: Caldas et al. 2018 (LEAF; a client a writer, of whom a part is sampled).
 
     Example:
         >>> shares = partition_records(np.arange(10) % 2, num_clients=2, scheme=parse_partition("iid"),
@@ -84,6 +100,8 @@ def partition_records(
     count = int(labels.shape[0])
     if not 1 <= num_clients <= count:
         raise ValueError(f"clients {num_clients} must lie in 1 to {count}, the number of records; give fewer clients")
+    if scheme.kind == "natural":
+        return _natural(groups, num_records=count, num_clients=num_clients, rng=rng)
     return [np.sort(share) for share in _SCHEMES[scheme.kind](labels, num_clients, scheme.parameter, rng)]
 
 
@@ -128,6 +146,30 @@ def _shards(labels: NDArray[np.int64], num_clients: int, parameter: float | None
     shards = np.array_split(by_label, total)
     order = rng.permutation(total).reshape(num_clients, per_client)
     return [np.concatenate([shards[shard] for shard in row]) for row in order]
+
+
+def _natural(
+    groups: NDArray[np.int64] | None, *, num_records: int, num_clients: int, rng: np.random.Generator
+) -> Shares:
+    """Each client one group, drawn without replacement; the records of one group stay in their order."""
+    if groups is None:
+        raise ValueError(
+            "partition natural needs data that say whose each record is, and these do not; use femnist or data of your own "
+            "with train_groups, or another partition"
+        )
+    if groups.shape != (num_records,):
+        raise ValueError(
+            f"groups of shape {groups.shape} must name one group for each of {num_records} records; pass the group of each"
+        )
+    by_group = np.argsort(groups, kind="stable")
+    numbers, first, sizes = np.unique(groups[by_group], return_index=True, return_counts=True)
+    if num_clients > len(numbers):
+        raise ValueError(
+            f"clients {num_clients} with partition natural must be at most {len(numbers)}, the number of groups in the data; "
+            "give fewer clients"
+        )
+    drawn = rng.permutation(len(numbers))[:num_clients]
+    return [by_group[first[group] : first[group] + sizes[group]] for group in drawn]
 
 
 _SCHEMES: dict[str, Callable[[NDArray[np.int64], int, float | None, np.random.Generator], Shares]] = {

@@ -15,7 +15,7 @@ from asfl_privacy.federated.steps import evaluate_batch
 from asfl_privacy.federated.streams import SERVER
 from asfl_privacy.federated.weights import Weights
 from asfl_privacy.mechanisms.plain_modules import is_plain
-from asfl_privacy.models import Normalize
+from asfl_privacy.models import OWN_LAYERS
 
 BATCH_SIZE = 1024
 
@@ -36,7 +36,7 @@ class Evaluator:
 
     def __init__(self, federation: Federation, *, threads: int = 1) -> None:
         self._federation = federation
-        self._is_plain = is_plain(federation.model, also=(Normalize,))
+        self._is_plain = is_plain(federation.model, also=OWN_LAYERS)
         threads = threads if federation.device.type == "cpu" and self._is_plain else 1
         data, device = federation.data, federation.device
         self._batches = list(

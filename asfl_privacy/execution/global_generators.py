@@ -12,7 +12,7 @@ from torch import nn
 
 from asfl_privacy.federated import Federation
 from asfl_privacy.mechanisms.plain_modules import is_plain
-from asfl_privacy.models import Normalize
+from asfl_privacy.models import OWN_LAYERS
 
 DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RNNBase)
 """torch's own layers that may draw in training."""
@@ -36,7 +36,7 @@ def refuse_unseeded_draws(federation: Federation) -> None:
 def generators_moved(federation: Federation) -> frozenset[str]:
     """Which global generators a forward pass in training mode draws from: `torch`, `numpy`, `random`; all put back."""
     layers = federation.model.modules()
-    if is_plain(federation.model, also=(Normalize,)) and not any(isinstance(layer, DRAWING) for layer in layers):
+    if is_plain(federation.model, also=OWN_LAYERS) and not any(isinstance(layer, DRAWING) for layer in layers):
         return frozenset()
     twin = federation.replica()
     twin.load(federation.initial_weights, training=True)

@@ -173,6 +173,7 @@ def build_federation(
         num_clients=settings.clients,
         scheme=parse_partition(partition),
         rng=numpy_stream(settings.seed, round=-1, client=SERVER, purpose="partition"),
+        groups=None if data.train_groups is None else data.train_groups.numpy(),
     )
     target = torch.device(device)
     clients = Clients(shares, inputs=data.train_inputs, labels=data.train_labels, device=target)
@@ -185,7 +186,12 @@ def build_federation(
         settings=settings,
         privacy=privacy,
         model=model,
-        split=split_model(model, settings.exchange_layer, input_shape=data.input_shape),
+        split=split_model(
+            model,
+            settings.exchange_layer or "auto",
+            input_shape=data.input_shape,
+            may_mix=settings.exchange_layer is None,
+        ),
         frozen=tuple(module for module in model.modules() if not module.training),
         initial_weights=read_weights(model),
         device=target,

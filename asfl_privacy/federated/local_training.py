@@ -28,7 +28,7 @@ from asfl_privacy.mechanisms.label_randomiser import transition_matrix
 from asfl_privacy.mechanisms.lattice import LatticeNoise, WordSource, round_scale_up, truncate
 from asfl_privacy.mechanisms.mechanism import scale_for
 from asfl_privacy.mechanisms.plain_modules import is_plain
-from asfl_privacy.models import Normalize
+from asfl_privacy.models import OWN_LAYERS
 
 RESOLUTION = 26
 """Bits by which the lattice of update noise is finer than its standard deviation."""
@@ -59,7 +59,7 @@ def run_stages(
         The update, and what each stage left.
     """
     federation.load(state.weights, training=True)
-    watch, done = Stopwatch(), []
+    watch, done = Stopwatch(federation.device), []
     for stage in stages:
         with watch.phase(stage.part):
             steps = local_steps(
@@ -115,7 +115,7 @@ def local_steps(
         correction = None
         if stage.correction is not None:
             correction = {theirs: stage.correction[name] for theirs, name in names.items() if name in stage.correction}
-        twin = network if is_plain(network, also=(Normalize,)) else _copy(network)
+        twin = network if is_plain(network, also=OWN_LAYERS) else _copy(network)
         if federation.device.type == "cuda":
             _put_channels_last(twin)
         taken = run_steps(

@@ -112,7 +112,8 @@ class TrainingSettings:
         seed: Seed of the run.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         last_evaluations: Number of final evaluations whose mean is the run's accuracy.
-        exchange_layer: Name of the block at whose end activations leave, or `auto`.
+        exchange_layer: Name of the block at whose end activations leave, or `auto`; None for methods that cut the network
+            nowhere.
         precision: Arithmetic of plain local steps: `float32`, or `bfloat16` where torch's autocast uses it. Noised steps,
             certificates, noise and releases are computed as always.
         momentum: Of local steps, in [0, 1).
@@ -131,7 +132,7 @@ class TrainingSettings:
     seed: int
     evaluate_every: int = 1
     last_evaluations: int = 5
-    exchange_layer: str = "auto"
+    exchange_layer: str | None = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -20,7 +20,7 @@ def build_model(name: str, *, data: Dataset, seed: int) -> nn.Sequential:
     """Make the network `name` for a data set.
 
     Args:
-        name: `small-cnn`, `lenet`, or `module:factory` for your own: a function that takes the keywords input_shape and
+        name: A name of `NETS`, or `module:factory` for your own: a function that takes the keywords input_shape and
             num_classes and returns an `nn.Sequential` whose children are the named blocks. Naming a module runs its
             code. Its inputs are in raw pixel units; normalisation belongs inside, as the first block. Any of them
             followed by `+projection:WIDTH` is that network, its other blocks with the same initial weights, with a

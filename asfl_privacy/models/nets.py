@@ -5,32 +5,17 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from asfl_privacy.models.images import check_image
+from asfl_privacy.models.normalize import Normalize
+from asfl_privacy.models.norms import batch_norm
+from asfl_privacy.models.residual import ResidualBlock, resnet20
+from asfl_privacy.models.vgg import vgg11
 
-class Normalize(nn.Module):
-    """(x − mean) / std a channel: the head's first layer, so that radii stay in raw pixel units.
-
-    Args:
-        mean: Constants to subtract, one a channel or one for all, in pixel units.
-        std: Constants to divide by, above 0.
-        ndim: Number of dimensions of one record; the constants sit on the first.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, ndim: int = 3) -> None:
-        super().__init__()
-        shape = (-1,) + (1,) * (ndim - 1)
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).reshape(shape))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).reshape(shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (batch, channels, …)."""
-        return (x - self.mean) / self.std
+__all__ = ["NETS", "OWN_LAYERS", "Normalize", "ResidualBlock", "lenet", "resnet20", "small_cnn", "vgg11"]
 
 
 def small_cnn(
@@ -52,7 +37,7 @@ def small_cnn(
     Raises:
         ValueError: Records that are not images of at least 4×4.
     """
-    channels, height, width = _image_shape(input_shape, least=4)
+    channels, height, width = check_image(input_shape, least=4, network="small-cnn")
     stride = 2 if min(height, width) >= 16 else 1
     size = [math.ceil(math.ceil(side / stride) / 2) for side in (height, width)]
     return nn.Sequential(
@@ -88,7 +73,7 @@ def lenet(
     Source:
         LeCun, Bottou, Bengio, Haffner 1998, figure 2.
     """
-    channels, height, width = _image_shape(input_shape, least=4)
+    channels, height, width = check_image(input_shape, least=4, network="lenet")
     return nn.Sequential(
         OrderedDict(
             normalize=Normalize(mean, std),
@@ -101,13 +86,15 @@ def lenet(
     )
 
 
-def _image_shape(input_shape: tuple[int, ...], *, least: int) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise ValueError(
-            f"records of shape {input_shape} do not fit the built-in networks, which take (channels, height, width) from "
-            f"{least}×{least} on; give your own model as module:factory"
-        )
-    return input_shape[0], input_shape[1], input_shape[2]
+NETS: dict[str, Callable[..., nn.Sequential]] = {
+    "small-cnn": small_cnn,
+    "lenet": lenet,
+    "resnet20": resnet20,
+    "resnet20-bn": partial(resnet20, norm=batch_norm),
+    "vgg11": vgg11,
+    "vgg11-bn": partial(vgg11, norm=batch_norm),
+}
+"""Networks by name. Those that end in -bn have batch norm, so their records can be exchanged before conv1 alone."""
 
-
-NETS: dict[str, Callable[..., nn.Sequential]] = {"small-cnn": small_cnn, "lenet": lenet}
+OWN_LAYERS = (Normalize, ResidualBlock)
+"""Layers of these networks that are not torch's own; they keep nothing but parameters and buffers."""

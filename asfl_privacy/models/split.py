@@ -32,7 +32,9 @@ class Split:
     reason: str
 
 
-def split_model(model: nn.Sequential, exchange_layer: str, *, input_shape: tuple[int, ...] | None = None) -> Split:
+def split_model(
+    model: nn.Sequential, exchange_layer: str, *, input_shape: tuple[int, ...] | None = None, may_mix: bool = False
+) -> Split:
     """Cut a network after a named block.
 
     Args:
@@ -42,7 +44,9 @@ def split_model(model: nn.Sequential, exchange_layer: str, *, input_shape: tuple
             most half of the bytes of the largest and which leaves at least half of the parameters to the tail round, or
             else the earliest, among the blocks with parameters up to them and in the next. Model and label bytes are the
             same wherever activations leave, and a tail round that trains a small part of the network was seen to lose
-            accuracy (experiments/exchange-layer).
+            accuracy (reports/figure4-digits and others).
+        may_mix: Whether the head may mix records: for methods that cut the network nowhere, to which the halves are
+            nothing but names.
 
     Returns:
         Head and tail.
@@ -92,7 +96,8 @@ def split_model(model: nn.Sequential, exchange_layer: str, *, input_shape: tuple
             f"exchange layer {chosen!r} leaves a tail without parameters to train; use one of "
             f"{', '.join(name for name in candidates if name != chosen) or 'another model'}"
         )
-    _refuse_mixed_records(head)
+    if not may_mix:
+        _refuse_mixed_records(head)
     return Split(head=head, tail=tail, exchange_layer=chosen, reason=reason)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from asfl_privacy.data import make_dataset
+from asfl_privacy.data import data_digest, make_dataset
 
 
 def arrays(n=20, shape=(1, 4, 4), classes=3):
@@ -61,3 +61,26 @@ def test_a_test_label_that_no_training_record_has_is_refused():
 def test_training_and_test_records_must_have_one_shape():
     with pytest.raises(ValueError, match="give both the same shape"):
         make_dataset("mine", train=arrays(), test=arrays(shape=(1, 5, 5)))
+
+
+def test_groups_are_kept_as_int64():
+    groups = np.arange(20, dtype=np.uint8) // 7
+    data = make_dataset("mine", train=arrays(), test=arrays(), train_groups=groups)
+    assert str(data.train_groups.dtype) == "torch.int64"
+    assert data.train_groups.tolist() == groups.tolist()
+    assert make_dataset("mine", train=arrays(), test=arrays()).train_groups is None
+
+
+@pytest.mark.parametrize("groups", [np.arange(19), np.zeros((20, 1), dtype=int), np.arange(20) - 1, np.zeros(20), "ab"])
+def test_groups_that_are_not_one_whole_number_a_record_are_refused(groups):
+    with pytest.raises(ValueError, match="must be whole numbers from 0, one for each of 20 training records") as caught:
+        make_dataset("mine", train=arrays(), test=arrays(), train_groups=groups)
+    assert "\n" not in str(caught.value)
+
+
+def test_whose_the_records_are_does_not_change_the_digest():
+    """One data set has one account of what was released, whatever its partition."""
+    plain, grouped = (
+        make_dataset("mine", train=arrays(), test=arrays(), train_groups=groups) for groups in (None, [0] * 20)
+    )
+    assert data_digest(plain) == data_digest(grouped)

@@ -1,4 +1,4 @@
-"""Partitions use every record once, and leave no client empty."""
+"""Partitions use no record twice, and leave no client empty."""
 
 import numpy as np
 import pytest
@@ -104,10 +104,70 @@ def test_more_clients_than_records_or_shards_than_records_are_refused():
         "shards:inf",
         "shards:nan",
         "shards:x",
-        "natural",
+        "natural:",
+        "natural:3",
+        "Natural",
         ":",
     ],
 )
 def test_a_partition_that_does_not_parse_lists_what_does(text):
-    with pytest.raises(ValueError, match=r"use iid, dirichlet:A with A > 0, or shards:K"):
+    with pytest.raises(ValueError, match=r"use iid, dirichlet:A with A > 0, shards:K with a whole K ≥ 1, or natural"):
         parse_partition(text)
+
+
+GROUPS = np.array([7, 3, 3, 9, 7, 3, 0])  # numbers need not follow each other
+
+
+def natural(num_clients, *, groups=GROUPS, seed=0):
+    labels = np.zeros(len(GROUPS), dtype=np.int64)
+    scheme = parse_partition("natural")
+    return partition_records(
+        labels, num_clients=num_clients, scheme=scheme, rng=np.random.default_rng(seed), groups=groups
+    )
+
+
+def test_each_natural_client_is_one_whole_group():
+    """By hand. Catches groups that are split, joined, or numbered by what they hold."""
+    expected = [[0, 4], [1, 2, 5], [3], [6]]
+    assert sorted(share.tolist() for share in natural(4)) == expected
+    for seed in range(20):
+        shares = [share.tolist() for share in natural(2, seed=seed)]
+        assert all(share in expected for share in shares)
+        assert shares[0] != shares[1]
+
+
+def test_natural_clients_are_a_uniform_sample_of_the_groups():
+    """Each of 4 groups is among 2 clients half of the time: 600 draws, 6 standard deviations. Catches the first N groups."""
+    counts = np.zeros(4)
+    firsts = np.zeros(4)
+    for seed in range(600):
+        drawn = [[7, 3, 9, 0].index(GROUPS[share[0]]) for share in natural(2, seed=seed)]
+        counts[drawn] += 1
+        firsts[drawn[0]] += 1
+    assert np.abs(counts - 300).max() < 6 * np.sqrt(600 / 4)
+    assert np.abs(firsts - 150).max() < 6 * np.sqrt(600 * 3 / 16)
+
+
+def test_fewer_natural_clients_are_the_first_of_more():
+    assert [s.tolist() for s in natural(2)] == [s.tolist() for s in natural(4)[:2]]
+
+
+def test_natural_needs_groups_and_no_more_clients_than_groups():
+    with pytest.raises(ValueError, match="clients 5 with partition natural must be at most 4, the number of groups"):
+        natural(5)
+    with pytest.raises(ValueError, match="partition natural needs data that say whose each record is"):
+        natural(2, groups=None)
+    with pytest.raises(ValueError, match=r"one group for each of 7 records"):
+        natural(2, groups=GROUPS[:5])
+
+
+def test_groups_change_no_other_partition():
+    labels = np.arange(70) % 7
+    for scheme in SCHEMES:
+        one, other = (
+            partition_records(
+                labels, num_clients=4, scheme=parse_partition(scheme), rng=np.random.default_rng(1), groups=groups
+            )
+            for groups in (None, np.tile(GROUPS, 10))
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -8,9 +8,18 @@ import torch
 from asfl_privacy.data import load_dataset, make_dataset
 from asfl_privacy.models import NETS, block_names, build_model
 
+LEAST = {"small-cnn": 4, "lenet": 4, "resnet20": 5, "resnet20-bn": 5, "vgg11": 17, "vgg11-bn": 17}
 
-@pytest.mark.parametrize("name", sorted(NETS))
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (2, 4, 4)])
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (name, shape)
+        for name in sorted(NETS)
+        for shape in [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (2, LEAST[name], LEAST[name])]
+        if min(shape[1:]) >= LEAST[name]
+    ],
+)
 def test_built_in_networks_fit_images_of_many_sizes(name, shape):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand((6, *shape), generator=generator).numpy()
@@ -90,7 +99,7 @@ def test_own_model_by_module_and_factory():
         ("own_model_module:half", "does not fit|must be float32"),
         ("own_model_module:no_arguments", "the factory failed"),
         ("own_model_module:number", "must be a function"),
-        ("resnet", "use one of lenet, small-cnn"),
+        ("resnet", "use one of lenet, resnet20, resnet20-bn, small-cnn, vgg11, vgg11-bn"),
     ],
 )
 def test_a_model_that_does_not_fit_gets_one_line(name, match, digits):
@@ -99,9 +108,12 @@ def test_a_model_that_does_not_fit_gets_one_line(name, match, digits):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("shape", [(64,), (1, 3, 8)])
-def test_records_that_are_no_images_are_refused_by_the_built_in_networks(shape):
-    inputs = torch.rand((4, *shape)).numpy()
-    data = make_dataset("flat", train=(inputs, range(4)), test=(inputs, range(4)))
-    with pytest.raises(ValueError, match="do not fit the built-in networks"):
-        build_model("small-cnn", data=data, seed=0)
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_records_that_are_no_images_or_too_small_are_refused_by_the_built_in_networks(name):
+    least = LEAST[name]
+    for shape in [(64,), (1, least - 1, 99), (1, 99, least - 1)]:
+        inputs = torch.rand((4, *shape)).numpy()
+        data = make_dataset("flat", train=(inputs, range(4)), test=(inputs, range(4)))
+        with pytest.raises(ValueError, match=f"do not fit the built-in network .*from {least}×{least} on") as caught:
+            build_model(name, data=data, seed=0)
+        assert "\n" not in str(caught.value)

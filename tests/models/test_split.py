@@ -3,14 +3,19 @@
 import itertools
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from asfl_privacy.cells import make_cells
+from asfl_privacy.config import SweepConfig
+from asfl_privacy.data import make_dataset
 from asfl_privacy.models import NETS, block_names, build_model, split_model
 from asfl_privacy.models.split import activation_bytes
+from asfl_privacy.run import prepare_run
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "lenet"])
@@ -170,3 +175,23 @@ def test_a_block_that_gives_no_single_tensor_cannot_be_chosen():
     )
     assert activation_bytes(model, input_shape=(4,)) == {"a": None, "b": 32}
     assert automatic(model, (4,)).exchange_layer == "b"
+
+
+def test_a_network_that_is_cut_nowhere_may_hold_batch_norm_anywhere():
+    """FedAvg trains batch-norm networks as they are; only what leaves must not mix records."""
+    net = nn.Sequential(
+        OrderedDict(
+            conv=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), out=nn.Sequential(nn.Flatten(), nn.Linear(72, 2))
+        )
+    )
+    with pytest.raises(ValueError, match="its output mixes records"):
+        split_model(net, "auto", input_shape=(1, 8, 8))
+    assert split_model(net, "auto", input_shape=(1, 8, 8), may_mix=True).exchange_layer == "conv"
+    config = SweepConfig(
+        mech="none", method="fedavg", model="resnet20-bn", partition="iid", clients=2, cohort=2, seeds=1
+    )
+    rng = np.random.default_rng(0)
+    records = (rng.random((24, 3, 16, 16)), np.arange(24) % 2)
+    cell = next(cell for cell in make_cells(config) if cell.method == "fedavg")
+    run = prepare_run(config, cell, data=make_dataset("mine", train=records, test=records))
+    assert run.cell.exchange_layer is None

@@ -21,7 +21,7 @@ from asfl_privacy.federated.weights import Weights
 from asfl_privacy.mechanisms import ReleasePlan
 from asfl_privacy.mechanisms.guards import is_finite
 from asfl_privacy.mechanisms.plain_modules import is_plain
-from asfl_privacy.models import Normalize
+from asfl_privacy.models import OWN_LAYERS
 
 OWN = "weights."
 """What the name of each entry of a client's own network begins with in the client's state."""
@@ -267,7 +267,7 @@ def frozen_pass(weights: Weights, inputs: Tensor, *, federation: Federation) -> 
     """h, shape (n, d), and logits, shape (n, k), of the network in evaluation mode; the scratch network is changed."""
     federation.load(weights, training=False)
     # what a block may keep of one pass must not show in another client's
-    network = federation.model if is_plain(federation.model, also=(Normalize,)) else copy.deepcopy(federation.model)
+    network = federation.model if is_plain(federation.model, also=OWN_LAYERS) else copy.deepcopy(federation.model)
     *body, last = _blocks(network)
     features, logits = [], []
     for batch in torch.split(inputs, BATCH_SIZE):
