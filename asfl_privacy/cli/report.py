@@ -37,6 +37,7 @@ def report(
     """
     from asfl_privacy.reporting.exhibits import EXHIBITS, Material  # loads the plotting libraries
     from asfl_privacy.reporting.exhibits.folder import exhibit_of, read_material, write_exhibit
+    from asfl_privacy.reporting.run_info import plain_run_info
 
     if shown_as is not None and shown_as not in EXHIBITS:
         known = "; ".join(f"{name}: {kind.about}" for name, kind in EXHIBITS.items())
@@ -57,15 +58,17 @@ def report(
             command=shlex.join(["asfl-privacy", *sys.argv[1:]]),
             config={"runs": [str(path) for path in runs]},
         )
-        tables = {"evaluations": found.evaluations} if found.evaluations else {}
         material = Material(
-            info={**info, "exhibit": shown_as, "missing": list(found.missing)}, rows=found.rows, tables=tables
+            info=plain_run_info({**info, "exhibit": shown_as, "missing": list(found.missing)}),
+            rows=found.rows,
+            tables={"evaluations": found.evaluations} if found.evaluations else {},
         )
         folder = out
     shown = write_exhibit(folder, material)
     page = folder / "report.html"
     if as_json:
-        print(to_json({"report": str(page), "findings": list(shown.findings), "missing": material.info.get("missing", [])}))  # noqa: T201
+        missing = material.info.get("missing", [])
+        print(to_json({"report": str(page), "findings": list(shown.findings), "missing": missing}))  # noqa: T201
         return 0
     for line in (*shown.findings, f"report: {page}"):
         print(line)  # noqa: T201

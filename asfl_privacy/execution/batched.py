@@ -175,7 +175,7 @@ class BatchedExecutor:
         starts: list[Weights] = [self._method.start(state, client) for client in clients]
         weights = starts
         done: list[tuple[Steps, ...]] = [() for _ in clients]
-        watch = Stopwatch()
+        watch = Stopwatch(self._federation.device)
         for stages in zip(*work.values(), strict=True):
             first = stages[0]
             with named(round), watch.phase(first.part):

@@ -138,7 +138,7 @@ def run_rounds(
         The result does not depend on the executor, but for one that says that its sums are in another order.
     """
     _refuse_open_channels(federation, method)
-    settings, progress, watch = federation.settings, start, Stopwatch()
+    settings, progress, watch = federation.settings, start, Stopwatch(federation.device)
     began, seconds_before = time.perf_counter(), start.seconds
     with Evaluator(federation, threads=evaluation_threads) as evaluator:
         for number in range(start.rounds_done, settings.rounds):
@@ -147,7 +147,7 @@ def run_rounds(
             progress, plan = _run_round(progress, number, federation, method, executor=executor, watch=watch)
             if (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds:
                 evaluation = _evaluated(progress, method, evaluator=evaluator, plan=plan, watch=watch)
-                watch = Stopwatch()
+                watch = Stopwatch(federation.device)
                 progress = replace(progress, evaluations=(*progress.evaluations, evaluation))
                 on_evaluation(evaluation)
             progress = replace(progress, seconds=seconds_before + time.perf_counter() - began)

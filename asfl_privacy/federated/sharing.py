@@ -99,7 +99,7 @@ def collect_activations(
     if not len(chosen):
         return Collected()
     kept = client_state = state.clients.get(client, {})
-    watch = Stopwatch()
+    watch = Stopwatch(federation.device)
     inputs, labels = holder.inputs[chosen], holder.labels[chosen]
     charges: tuple[Charge, ...] = ()
     if plan is None:

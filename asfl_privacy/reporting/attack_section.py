@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asfl_privacy.reporting.numerals import BLANK, bound, exact, spread
-from asfl_privacy.reporting.section import Section
 from asfl_privacy.reporting.picture import (
     MOST_IMAGES,
     describe_picture,
@@ -17,6 +16,7 @@ from asfl_privacy.reporting.picture import (
     reconstruction_inline_svg,
     row_label,
 )
+from asfl_privacy.reporting.section import Section
 from asfl_privacy.reporting.words import SETTING_NAMES, mechanism_name
 
 TITLE: Final = "What a curious recipient rebuilds"

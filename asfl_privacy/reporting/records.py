@@ -19,23 +19,45 @@ TABLES: Final[Mapping[str, Mapping[str, type]]] = {
     "evaluations": {"run": str, "method": str, "seed": int, "round": int, "accuracy": float, "bytes": int},
     # one point of a tuning grid; accuracy on validation records, blank where a run failed
     "trials": {"method": str, "lr": float, "options": str, "accuracy": float, "seeds": int},
-    # local work of one client in one round
+    # local work of one client in one round; the certificate is the server's, once a round, blank without noise
     "timings": {
         "data": str,
         "model": str,
         "method": str,
+        "mech": str,
+        "exchange_layer": str,
+        "device": str,
         "repeat": int,
         "client": int,
+        "records": int,
         "seconds_sharing": float,
         "seconds_training": float,
+        "seconds_certificate": float,
     },
-    # where a client's mean of a class lies in the latent space, drawn in the plane
-    "centroids": {"method": str, "seed": int, "client": int, "label": int, "x": float, "y": float},
-    # scatter of these means in the latent space itself
-    "scatter": {"method": str, "seed": int, "space": str, "within": float, "between": float},
+    # where a client's mean of a class lies before the last layer, drawn in the plane; records: own or common
+    "centroids": {
+        "method": str,
+        "seed": int,
+        "records": str,
+        "client": int,
+        "label": int,
+        "x": float,
+        "y": float,
+    },
+    # scatter of these means in the latent space itself; space: exchange or penultimate, the output of the block named
+    "scatter": {
+        "method": str,
+        "seed": int,
+        "space": str,
+        "layer": str,
+        "records": str,
+        "classes": int,
+        "within": float,
+        "between": float,
+    },
     # what each block would be as exchange layer
     "layers": {"data": str, "model": str, "exchange_layer": str, "automatic": str},
-    # gradients after a round
+    # gradients after a round, drift of that round, share of remote records so far
     "diagnostics": {
         "method": str,
         "seed": int,
@@ -45,9 +67,21 @@ TABLES: Final[Mapping[str, Mapping[str, type]]] = {
         "dissimilarity": float,
         "drift": float,
         "remote_fraction": float,
+        "planned_remote_fraction": float,
     },
-    # mean squared gradient norm over the rounds of a run on the problem with known smoothness
-    "decay": {"method": str, "seed": int, "rounds": int, "squared_gradient_norm": float},
+    # means over the rounds of a run on the problem with known smoothness; gradients at the start of each round
+    "decay": {
+        "method": str,
+        "seed": int,
+        "rounds": int,
+        "lr": float,
+        "smoothness": float,
+        "squared_gradient_norm": float,
+        "first_squared_gradient_norm": float,
+        "dissimilarity": float,
+        "drift": float,
+        "remote_fraction": float,
+    },
 }
 """Columns of each kind of table and what they hold; any may be blank but the texts and whole numbers."""
 
@@ -129,7 +163,7 @@ def _parse(cell: str, kind: type) -> Value:
 def _cell(value: Value, *, column: str, kind: type) -> str:
     if value is None and kind is float:
         return ""
-    if kind is float and isinstance(value, int):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError(f"{column} is {value!r}: it holds {kind.__name__}; hand in that")

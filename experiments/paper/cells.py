@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from asfl_privacy.config import SweepConfig
-from asfl_privacy.reporting import Row
 from material import Measured
 from recipe import rate_of
-from runs import Runs, config_of
+from runs import Runs, config_of, rows_there
+
+from asfl_privacy.reporting import Row
+from asfl_privacy.run_rows import run_name
 
 
 def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs) -> Measured:
@@ -19,30 +20,35 @@ def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs
 
     Args:
         fields: Of every run's configuration.
-        options: `cells`, tables of fields whose lists are crossed; `seeds`; `rates` or `lr`.
+        options: `cells`, tables of fields whose lists are crossed, each with `seeds` of its own where it has any; `seeds`;
+            `first_seed`; `rates` or `lr`.
         runs: Who trains.
 
     Raises:
         ValueError: A cell that breaks a rule; nothing has been trained then.
     """
+    first = options.get("first_seed", 0)
+    started: dict[str, Future[Row]] = {}
     asked = [
-        {**fields, **rate_of(one["method"], options), **one, "seed": seed}
-        for seed in range(options["seeds"])
+        {**fields, **rate_of(str(one["method"]), options), **one, "seed": seed}
         for cell in options["cells"]
-        for one in _crossed(cell)
+        for one in crossed(cell)
+        for seed in range(first, first + cell.get("seeds", options["seeds"]))
     ]
     for one in asked:
         config_of(one)
-    started: dict[SweepConfig, Future[Row]] = {}
-    for one in asked:
-        config = config_of(one)
-        if config not in started:
-            started[config] = runs.start(**one)
-    return Measured(rows=[one.result() for one in started.values()])
+    for one in sorted(asked, key=lambda one: int(one["seed"])):
+        name = ", ".join(f"{key} {value}" for key, value in one.items() if key not in fields)
+        if name not in started:
+            started[name] = runs.start(**one)
+    rows, missing = rows_there(started)
+    unique = {run_name(row): row for row in rows}  # a run that two cells ask for counts once
+    return Measured(rows=list(unique.values()), missing=missing)
 
 
-def _crossed(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One combination of the cell's lists after the other."""
-    lists = [value if isinstance(value, list) else [value] for value in cell.values()]
+def crossed(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One combination of a cell's lists after the other, its number of seeds left out."""
+    fields = {name: value for name, value in cell.items() if name != "seeds"}
+    lists = [value if isinstance(value, list) else [value] for value in fields.values()]
     for values in itertools.product(*lists):
-        yield dict(zip(cell, values, strict=True))
+        yield dict(zip(fields, values, strict=True))

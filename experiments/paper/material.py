@@ -18,8 +18,10 @@ class Measured:
         rows: Of runs.
         tables: Other measurements by kind, of `asfl_privacy.reporting.records.TABLES`.
         decided: What was chosen on the way, for run.json.
+        missing: Runs that were not begun, as the time for runs was over.
     """
 
     rows: Sequence[Row] = ()
     tables: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     decided: Mapping[str, Any] = field(default_factory=dict)
+    missing: Sequence[str] = ()

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from material import Measured
-from runs import Runs, rows_of
+from runs import Runs, rows_there
 from tuning import Grid, Trial, tune
 
 from asfl_privacy.reporting.records import Record
@@ -43,14 +43,18 @@ def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs
     )
     chosen |= {method: replace(chosen[other], method=method) for method, other in tuned_as.items()}
     seeds, more = options["seeds"], options.get("more_seeds", 0)
-    started = [
-        runs.start(**{**fields, "mech": ["none"], "method": [method], "lr": one.lr, **one.options, "seed": seed})
+    started = {
+        f"{method}, seed {seed}": runs.start(
+            **{**fields, "mech": ["none"], "method": [method], "lr": one.lr, **one.options, "seed": seed}
+        )
         for seed in range(seeds + more)
         for method, one in chosen.items()
         if seed < seeds or method in ("asfl", "fedavg")
-    ]
+    }
+    rows, missing = rows_there(started)
     return Measured(
-        rows=rows_of(started),
+        rows=rows,
+        missing=missing,
         tables={"trials": [_record(one, seeds=grid["seeds"]) for one in trials]},
         decided={"chosen": {method: asdict(one) for method, one in chosen.items()}},
     )

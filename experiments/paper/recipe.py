@@ -68,14 +68,14 @@ def read_recipe(
     if toy:
         fields, options = _toy(fields, options, data=data)
     options = _filled(options, {"layers": data["layers"], "lr": data["lr"]})
-    source = rates if rates is not None else Path(str(asked["rates"]).format(profile=profile)) if "rates" in asked else None
+    source = (
+        rates if rates is not None else Path(str(asked["rates"]).format(profile=profile)) if "rates" in asked else None
+    )
     if source is not None:
         options["rates"] = {} if toy else read_rates(source)
         options.setdefault("lr", data["lr"][0])
     title = str(asked["title"]).format(name=data["name"], **fields)
-    return Recipe(
-        exhibit=asked["exhibit"], measure=asked["measure"], title=title, fields=fields, options=options
-    )
+    return Recipe(exhibit=asked["exhibit"], measure=asked["measure"], title=title, fields=fields, options=options)
 
 
 def read_rates(report: Path) -> dict[str, dict[str, Any]]:
@@ -111,7 +111,7 @@ def _read(path: Path, *, known: frozenset[str], what: str) -> dict[str, Any]:
     return values
 
 
-def _filled(value: Any, names: Mapping[str, Sequence[Any]]) -> Any:
+def _filled(value: Any, names: Mapping[str, Sequence[Any]]) -> Any:  # noqa: ANN401 - whatever TOML holds
     """The value with every text `{name}` replaced."""
     if isinstance(value, dict):
         return {key: _filled(one, names) for key, one in value.items()}
@@ -132,7 +132,9 @@ TOY_FIELDS: Mapping[str, Any] = {
 }
 
 
-def _toy(fields: dict[str, Any], options: dict[str, Any], *, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _toy(
+    fields: dict[str, Any], options: dict[str, Any], *, data: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same recipe at the least size: two seeds, two learning rates, one value of each further list of a cell."""
     small = {**fields, **TOY_FIELDS, "data": f"toy_data:{data['toy']}"}
     if not str(fields["partition"]).startswith("natural"):
@@ -143,6 +145,8 @@ def _toy(fields: dict[str, Any], options: dict[str, Any], *, data: Mapping[str, 
             less[name] = 2
     if "more_seeds" in less:
         less["more_seeds"] = 0
+    if "problem" in less:
+        less["problem"] = {**less["problem"], "horizons": [2, 4], "seeds": 2}
     if "grid" in less:
         grid = less["grid"]
         less["grid"] = {"lr": [0.05, 0.1], "seeds": 1} | {

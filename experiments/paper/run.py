@@ -2,8 +2,9 @@
 
     python experiments/paper/run.py table1 --data fashion-mnist --out reports/table1-fashion-mnist
 
-Runs are kept below --runs (default OUT/runs), so the same command goes on after an interruption, and several exhibits can
-share them. The report is made of what was measured alone; `asfl-privacy report OUT` makes it anew.
+Every run that is done is written down in OUT/runs.jsonl and its folder kept below --runs (default OUT/runs), so the same
+command goes on after an interruption, on another day or machine, and several exhibits can share folders. The report is made
+of what was measured alone, says what is missing, and `asfl-privacy report OUT` makes it anew.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 
 from material import Measured
 from recipe import HERE, PROFILES, Recipe, read_recipe
-from runs import open_runs
+from runs import KEPT_FILE, OutOfTimeError, open_runs
 
 from asfl_privacy.provenance import provenance
 from asfl_privacy.reporting.exhibits import Material
 from asfl_privacy.reporting.exhibits.folder import write_exhibit
-from asfl_privacy.run_rows import gather
+from asfl_privacy.reporting.run_info import plain_run_info
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,33 +42,48 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rates", type=Path, help="report of Table 1 whose tuned rates the methods take")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the runs")
     parser.add_argument("--workers", type=int, default=2, help="worker processes; 0: in this one")
+    parser.add_argument("--minutes", type=float, help="begin no run later than that; the same command goes on")
     parser.add_argument("--toy", action="store_true", help="made-up data of the same shape, the least of everything")
     options = parser.parse_args(arguments)
     try:
         changes = dict(_assignment(text) for text in options.set)
         recipe = read_recipe(options.exhibit, options.data, changes=changes, rates=options.rates, toy=options.toy)
-        run(recipe, out=options.out, runs=options.runs, workers=options.workers, command=_command(options))
+        run(
+            recipe,
+            out=options.out,
+            runs=options.runs,
+            workers=options.workers,
+            command=_command(options),
+            minutes=options.minutes,
+        )
+    except OutOfTimeError:
+        print(f"{options.minutes:g} minutes are over; what was trained is kept, and the same command goes on")
+        raise SystemExit(1) from None
     except ValueError as error:
         print(f"run.py: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     print(f"report: {options.out / 'report.html'}")
 
 
-def run(recipe: Recipe, *, out: Path, runs: Path | None, workers: int, command: str) -> None:
+def run(
+    recipe: Recipe, *, out: Path, runs: Path | None, workers: int, command: str, minutes: float | None = None
+) -> None:
     """Train and measure what a recipe asks for and write its report.
 
     Raises:
         ValueError: What the recipe asks for breaks a rule.
+        OutOfTimeError: The time was over before there was anything to report; runs that were done are kept.
     """
     module = importlib.import_module(recipe.measure)
-    with open_runs(out / "runs" if runs is None else runs, workers=workers) as opened:
+    folder = out / "runs" if runs is None else runs
+    with open_runs(folder, workers=workers, kept_in=out / KEPT_FILE, minutes=minutes) as opened:
         measured: Measured = module.measure(recipe.fields, recipe.options, runs=opened)
-        trained = gather([folder for folder in opened.folders_of(measured.rows) if folder.exists()])
+        evaluations = opened.evaluations_of(measured.rows)
     info = provenance(title=recipe.title, command=command, config={**recipe.to_dict(), **measured.decided})
-    tables = {**measured.tables} | ({"evaluations": trained.evaluations} if trained.evaluations else {})
-    write_exhibit(
-        out, Material(info={**info, "exhibit": recipe.exhibit, "missing": []}, rows=measured.rows, tables=tables)
-    )
+    tables = {**measured.tables} | ({"evaluations": evaluations} if evaluations else {})
+    missing = list(measured.missing)
+    whole = plain_run_info({**info, "exhibit": recipe.exhibit, "missing": missing})
+    write_exhibit(out, Material(info=whole, rows=measured.rows, tables=tables))
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs of a recipe on worker processes that stay alive, each kept in a folder of its own."""
+"""Runs of a recipe on worker processes that stay alive; each one is kept, so that hours of them may add up over days."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import hashlib
 import json
 import multiprocessing
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -20,10 +22,18 @@ from asfl_privacy.cli.one_cell import one_cell
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.configured_data import load_data
 from asfl_privacy.data import Dataset
-from asfl_privacy.reporting import Row
+from asfl_privacy.reporting import Row, complete_row, write_atomic
+from asfl_privacy.reporting.records import Record
 from asfl_privacy.run import prepare_run
-from asfl_privacy.run_rows import run_name
+from asfl_privacy.run_rows import gather, run_name
 from asfl_privacy.worker import run_cell
+
+KEPT_FILE = "runs.jsonl"
+"""Beside a report: every run that was trained for it, tuning runs too, one a line."""
+
+
+class OutOfTimeError(Exception):
+    """A run was not begun, as the time for runs is over."""
 
 
 @dataclass(frozen=True)
@@ -33,57 +43,110 @@ class Runs:
     Attributes:
         folder: One folder a run below it; a run that is there is not trained again.
         pool: Worker processes, one thread each; None trains in this process.
+        until: Time of the clock after which no run is begun, or None.
+        kept: Row and accuracy curve of finished runs, by digest of what was asked; those of earlier days too.
     """
 
     folder: Path
     pool: Executor | None
-    _folders: dict[str, Path] = field(default_factory=dict)
+    until: float | None = None
+    kept: dict[str, tuple[Row, Sequence[Record]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, **fields: Any) -> Future[Row]:
+    def start(self, **fields: object) -> Future[Row]:
         """Train one run, unless it is there.
 
         Args:
             fields: Of the sweep's configuration, one value each.
 
         Returns:
-            Its row, in time; a failed run's says why.
+            Its row, in time; a failed run's says why. `OutOfTimeError` where it was not begun.
 
         Raises:
             ValueError: A field that breaks its rule.
         """
         config = config_of(fields)
-        folder = folder_of(config, below=self.folder)
-        if self.pool is None:
-            done: Future[Row] = Future()
-            done.set_result(_train(config, folder))
+        digest = digest_of(config)
+        done: Future[Row] = Future()
+        if digest in self.kept:
+            done.set_result(self.kept[digest][0])
+            return done
+        folder = self.folder / f"{config.methods[0]}-{digest}"
+        if self.pool is not None:
+            done = self.pool.submit(_train, config, folder, self.until)
         else:
-            done = self.pool.submit(_train, config, folder)
-        done.add_done_callback(lambda ended: self._note(ended, folder))
+            try:
+                done.set_result(_train(config, folder, self.until))
+            except OutOfTimeError as error:
+                done.set_exception(error)
+        done.add_done_callback(lambda ended: self._keep(ended, digest, folder))
         return done
 
-    def folders_of(self, rows: Sequence[Row]) -> list[Path]:
-        """The folders of runs that were started here and ended well."""
-        names = dict.fromkeys(run_name(row) for row in rows if row["status"] == "ok")
-        return [self._folders[name] for name in names if name in self._folders]
+    def evaluations_of(self, rows: Sequence[Row]) -> list[Record]:
+        """Accuracy curves of runs that were started here."""
+        wanted = {run_name(row) for row in rows}
+        return [one for row, curve in self.kept.values() if run_name(row) in wanted for one in curve]
 
-    def _note(self, ended: Future[Row], folder: Path) -> None:
-        if not ended.cancelled() and ended.exception() is None:
-            self._folders[run_name(ended.result())] = folder
+    def save(self, file: Path) -> None:
+        """Write down every finished run, those of earlier days too."""
+        with self._lock:
+            lines = [
+                json.dumps({"digest": digest, "row": row, "evaluations": list(curve)})
+                for digest, (row, curve) in sorted(self.kept.items())
+            ]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, "".join(f"{line}\n" for line in lines))
+
+    def _keep(self, ended: Future[Row], digest: str, folder: Path) -> None:
+        if ended.cancelled() or ended.exception() is not None or ended.result()["status"] != "ok":
+            return  # a failed run is tried again
+        with self._lock:
+            self.kept[digest] = (ended.result(), gather([folder]).evaluations)
 
 
 @contextlib.contextmanager
-def open_runs(folder: Path, *, workers: int) -> Iterator[Runs]:
-    """Worker processes of one thread each, or none with 0; waiting runs are dropped where the block fails."""
-    if workers == 0:
-        yield Runs(folder, None)
-        return
+def open_runs(
+    folder: Path, *, workers: int, kept_in: Path | None = None, minutes: float | None = None
+) -> Iterator[Runs]:
+    """Worker processes of one thread each, or none with 0.
+
+    Args:
+        folder: Where run folders go.
+        workers: Their number.
+        kept_in: File of runs that are done, read first and written at the end, whatever happened between.
+        minutes: No run is begun later than that from now.
+
+    Raises:
+        ValueError: A file of runs that cannot be read.
+    """
+    until = None if minutes is None else time.time() + 60.0 * minutes
+    kept = {} if kept_in is None or not kept_in.is_file() else read_kept(kept_in)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start, initargs=(list(sys.path),)) as pool:
+    pool = ProcessPoolExecutor(workers, spawn, _start, (list(sys.path),)) if workers else None
+    runs = Runs(folder, pool, until, kept)
+    try:
+        yield runs
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+        if kept_in is not None and runs.kept:
+            runs.save(kept_in)
+
+
+def read_kept(file: Path) -> dict[str, tuple[Row, Sequence[Record]]]:
+    """Finished runs as `Runs.save` wrote them.
+
+    Raises:
+        ValueError: A line that it would not have written.
+    """
+    kept: dict[str, tuple[Row, Sequence[Record]]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            yield Runs(folder, pool)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            stored = json.loads(line)
+            kept[stored["digest"]] = (complete_row(stored["row"]), stored["evaluations"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} line {number} is no finished run ({error}); remove that line") from None
+    return kept
 
 
 def config_of(fields: Mapping[str, Any]) -> SweepConfig:
@@ -95,16 +158,30 @@ def config_of(fields: Mapping[str, Any]) -> SweepConfig:
     return load_config(None, overrides={"seeds": 1, "checkpoint_every": 0, **fields})
 
 
-def folder_of(config: SweepConfig, *, below: Path) -> Path:
-    """The folder of a run: its method, and a digest of all that is asked beside the defaults."""
+def digest_of(config: SweepConfig) -> str:
+    """A short name of all that is asked beside the defaults."""
     asked = config.model_dump(mode="json", exclude_defaults=True)
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-    return below / f"{config.methods[0]}-{digest}"
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rows_of(started: Sequence[Future[Row]]) -> list[Row]:
-    """The rows of runs that were started, in their order."""
+    """The rows of runs that were started, in their order.
+
+    Raises:
+        OutOfTimeError: One was not begun.
+    """
     return [one.result() for one in started]
+
+
+def rows_there(started: Mapping[str, Future[Row]]) -> tuple[list[Row], list[str]]:
+    """The rows of runs that were started by name, and the names of those that were not begun."""
+    rows, missing = list[Row](), list[str]()
+    for name, one in started.items():
+        try:
+            rows.append(one.result())
+        except OutOfTimeError:
+            missing.append(name)
+    return rows, missing
 
 
 def _start(path: list[str]) -> None:
@@ -112,7 +189,9 @@ def _start(path: list[str]) -> None:
     torch.set_num_threads(1)
 
 
-def _train(config: SweepConfig, folder: Path) -> Row:
+def _train(config: SweepConfig, folder: Path, until: float | None) -> Row:
+    if until is not None and time.time() > until:
+        raise OutOfTimeError
     wanted, cell = one_cell(config, command="a recipe's run")
     data = _data(wanted.data, wanted.data_root, wanted.evaluate_on)
     run = prepare_run(wanted, cell, data=data)

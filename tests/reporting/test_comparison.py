@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from asfl_privacy.reporting.comparison import compare_methods, paired_difference
+from asfl_privacy.reporting.cells import gather_cells
+from asfl_privacy.reporting.comparison import check_task, paired_difference
 
 TASK = {
     "status": "ok",
@@ -56,23 +57,6 @@ def test_seeds_are_paired_and_those_of_one_method_alone_are_left_out():
     assert (one.mean, one.low, one.high) == (0.25, -math.inf, math.inf)
 
 
-def test_each_method_has_a_line_the_best_first_with_its_own_learning_rate():
-    rows = [run("fedavg", seed, 0.80 + 0.01 * seed) for seed in range(3)]
-    rows += [run("asfl", seed, 0.85 + 0.01 * seed, lr=0.05, exchange_layer="conv1") for seed in range(3)]
-    rows += [run("scaffold", seed, 0.70, options="server_lr 0.5", bytes_model=80_000_000) for seed in range(2)]
-    rows += [run("asfl", 0, 0.5, mech="gaussian", exchange_layer="conv1")]
-    table = compare_methods(rows)
-    assert table.headings[2] == "points above FedAvg"
-    assert [line[0] for line in table.lines] == ["ASFL, conv1", "FedAvg", "SCAFFOLD"]
-    asfl, fedavg, scaffold = table.lines
-    assert asfl[1:6] == ("86.0 ± 1.0", "+5.0", "+5.0 to +5.0", "3", "4")
-    assert fedavg[2:5] == ("—", "—", "—")
-    assert scaffold[2] == "-10.5"
-    assert scaffold[4:] == ("2", "8", "0.1", "server_lr 0.5")
-    assert asfl[6] == "0.05"
-    assert ("local steps", "20") in table.shared
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -83,13 +67,21 @@ def test_each_method_has_a_line_the_best_first_with_its_own_learning_rate():
 )
 def test_runs_of_other_tasks_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        compare_methods([run("fedavg", 0, 0.5), run("scaffold", 0, 0.5, **changes)])
+        check_task(gather_cells([run("fedavg", 0, 0.5), run("scaffold", 0, 0.5, **changes)]), baseline="fedavg")
+
+
+def test_what_all_runs_share_is_said_and_tail_and_full_steps_count_together():
+    shared = dict(check_task(gather_cells([run("fedavg", 0, 0.5), run("asfl", 0, 0.5)]), baseline="fedavg"))
+    assert (shared["local steps"], shared["clients"], shared["data"]) == ("20", "20", "digits")
 
 
 def test_the_baseline_must_be_one_cell():
+    def check(*rows):
+        check_task(gather_cells(rows), baseline="fedavg")
+
     with pytest.raises(ValueError, match="fedavg has 0 cells"):
-        compare_methods([run("scaffold", 0, 0.5)])
+        check(run("scaffold", 0, 0.5))
     with pytest.raises(ValueError, match="fedavg has 2 cells"):
-        compare_methods([run("fedavg", 0, 0.5), run("fedavg", 0, 0.5, lr=0.2)])
+        check(run("fedavg", 0, 0.5), run("fedavg", 0, 0.5, lr=0.2))
     with pytest.raises(ValueError, match="no run without noise"):
-        compare_methods([run("asfl", 0, 0.5, mech="gaussian")])
+        check_task([], baseline="fedavg")

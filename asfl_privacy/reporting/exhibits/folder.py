@@ -71,9 +71,10 @@ def write_exhibit(out: Path, material: Material) -> Exhibit:
     if not isinstance(name, str) or name not in EXHIBITS:
         raise ValueError(f"exhibit {name!r} is unknown; use one of {', '.join(EXHIBITS)}")
     shown = EXHIBITS[name].build(material)
+    caption = f"{material.title}. {shown.note}" if shown.note else material.title
     contents: dict[str, str | bytes] = {
         INFO_FILE: to_json(info),
-        "table.tex": latex_table(shown.table, caption=f"{material.title}. {shown.note}".rstrip(". ") + ".", label=f"tab:{name}"),
+        "table.tex": latex_table(shown.table, caption=caption, label=f"tab:{name}"),
         "report.md": _markdown(shown, info),
         "report.html": _html(shown, info),
         **{f"figures/{file}": content for file, content in shown.figures.items()},

@@ -70,9 +70,7 @@ def _accuracies(cell: Cell) -> list[float]:
     return [100.0 * value for value in cell.accuracy_by_seed.values()]
 
 
-def _line(
-    cell: Cell, baseline: Cell, *, curves: Mapping[str, Mapping[int, float]], target: float
-) -> tuple[str, ...]:
+def _line(cell: Cell, baseline: Cell, *, curves: Mapping[str, Mapping[int, float]], target: float) -> tuple[str, ...]:
     values = _accuracies(cell)
     difference = None if cell is baseline else _difference(cell, baseline)
     settings = cell.settings
