@@ -20,13 +20,15 @@ def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs
         fields: Of every run's configuration.
         options: `methods`, FedAvg among them; `grid` with `lr`, `seeds` and tables of single methods' own fields;
             `seeds` of the comparison; `more_seeds` of ASFL and FedAvg, on whose difference the claim rests; `tuned_as`,
-            methods that take what another is given, since they are the same by a theorem that tests prove.
+            methods that take what another is given, since they are the same by a theorem that tests prove;
+            `own_fields`, tables of fields of single methods, such as how often one is evaluated whose evaluation is dear.
         runs: Who trains.
 
     Raises:
         ValueError: FedAvg is missing, an option of a method that is not compared, or a method that always failed.
     """
     methods, tuned_as = list(options["methods"]), dict(options.get("tuned_as", {}))
+    own_fields = {} if "own_fields" not in options else dict(options["own_fields"])
     grid = dict(options["grid"])
     own = {name: value for name, value in grid.items() if isinstance(value, dict)}
     if "fedavg" not in methods:
@@ -40,12 +42,14 @@ def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs
         grid=Grid(lr=tuple(grid["lr"]), options=own, seeds=grid["seeds"], widenings=options.get("widenings", 3)),
         fields=fields,
         runs=runs,
+        own_fields=own_fields,
     )
     chosen |= {method: replace(chosen[other], method=method) for method, other in tuned_as.items()}
     seeds, more = options["seeds"], options.get("more_seeds", 0)
     started = {
         f"{method}, seed {seed}": runs.start(
-            **{**fields, "mech": ["none"], "method": [method], "lr": one.lr, **one.options, "seed": seed}
+            **{**fields, **own_fields.get(method, {}), "mech": ["none"], "method": [method]},
+            **{"lr": one.lr, **one.options, "seed": seed},
         )
         for seed in range(seeds + more)
         for method, one in chosen.items()

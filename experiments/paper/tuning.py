@@ -45,7 +45,12 @@ class Trial:
 
 
 def tune(
-    methods: Sequence[str], *, grid: Grid, fields: Mapping[str, Any], runs: Runs
+    methods: Sequence[str],
+    *,
+    grid: Grid,
+    fields: Mapping[str, Any],
+    runs: Runs,
+    own_fields: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[dict[str, Trial], list[Trial]]:
     """Search each method's grid.
 
@@ -54,6 +59,7 @@ def tune(
         grid: What is tried.
         fields: Of the sweep's configuration, which all share.
         runs: Who trains.
+        own_fields: Fields of single methods beside these, by method.
 
     Returns:
         What each method is given, and all that was tried.
@@ -62,13 +68,15 @@ def tune(
         ValueError: A method failed at every point.
     """
 
+    own = own_fields or {}
+
     def accuracies(method: str, lrs: Sequence[float], choices: Sequence[Options]) -> list[Trial]:
         points = [(lr, options) for lr in lrs for options in choices]
         seeds = range(TUNING_SEED, TUNING_SEED + grid.seeds)
         started = [
             [
                 runs.start(
-                    **{**fields, "mech": ["none"], "method": [method], "lr": lr, "evaluate_on": "validation"},
+                    **{**fields, **own.get(method, {}), "mech": ["none"], "method": [method], "lr": lr, "evaluate_on": "validation"},
                     **{**options, "seed": seed},
                 )
                 for seed in seeds
