@@ -127,7 +127,7 @@ TOY_FIELDS: Mapping[str, Any] = {
     "tail_steps": 2,
     "full_steps": 1,
     "batch_size": 4,
-    "evaluate_every": 1,
+    "evaluate_every": 2,
     "last_evaluations": 1,
 }
 
@@ -135,21 +135,21 @@ TOY_FIELDS: Mapping[str, Any] = {
 def _toy(
     fields: dict[str, Any], options: dict[str, Any], *, data: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same recipe at the least size: two seeds, two learning rates, one value of each further list of a cell."""
+    """The same recipe at the least size: a seed, a learning rate, at most two values of a cell's list."""
     small = {**fields, **TOY_FIELDS, "data": f"toy_data:{data['toy']}"}
     if not str(fields["partition"]).startswith("natural"):
         small["partition"] = "dirichlet:1"
     less = dict(options)
     for name in ("seeds", "repeats"):
         if name in less:
-            less[name] = 2
+            less[name] = 1
     if "more_seeds" in less:
         less["more_seeds"] = 0
     if "problem" in less:
-        less["problem"] = {**less["problem"], "horizons": [2, 4], "seeds": 2}
+        less["problem"] = {**less["problem"], "horizons": [2, 4], "seeds": 1}
     if "grid" in less:
         grid = less["grid"]
-        less["grid"] = {"lr": [0.05, 0.1], "seeds": 1} | {
+        less["grid"] = {"lr": [0.05], "seeds": 1} | {
             method: {name: values[:1] for name, values in one.items()}
             for method, one in grid.items()
             if isinstance(one, dict)
@@ -157,7 +157,11 @@ def _toy(
         less["widenings"] = 0
     if "cells" in less:
         less["cells"] = [
-            {name: values[:2] if isinstance(values, list) else values for name, values in one.items()}
+            {
+                name: values[:2] if isinstance(values, list) else values
+                for name, values in one.items()
+                if name != "seeds"
+            }
             for one in less["cells"]
         ]
     return small, less

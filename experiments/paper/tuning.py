@@ -67,7 +67,6 @@ def tune(
     Raises:
         ValueError: A method failed at every point.
     """
-
     own = own_fields or {}
 
     def accuracies(method: str, lrs: Sequence[float], choices: Sequence[Options]) -> list[Trial]:
@@ -76,8 +75,8 @@ def tune(
         started = [
             [
                 runs.start(
-                    **{**fields, **own.get(method, {}), "mech": ["none"], "method": [method], "lr": lr, "evaluate_on": "validation"},
-                    **{**options, "seed": seed},
+                    **{**fields, **own.get(method, {}), "mech": ["none"], "method": [method]},
+                    **{"lr": lr, "evaluate_on": "validation", **options, "seed": seed},
                 )
                 for seed in seeds
             ]

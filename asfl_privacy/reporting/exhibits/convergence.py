@@ -10,7 +10,7 @@ from typing import Final
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from asfl_privacy.reporting.comparison import Difference, paired_difference
 from asfl_privacy.reporting.display import Display
@@ -92,7 +92,7 @@ def verdict(difference: Difference) -> str:
 
 
 def _curves(records: Sequence[Record], column: str, *, along: str) -> dict[str, dict[int, dict[int, float]]]:
-    """Values by method, seed and round; blank ones are left out."""
+    """Values by method (FedAvg first), seed and round; blank ones are left out."""
     found: dict[str, dict[int, dict[int, float]]] = {}
     for one in records:
         seed, number, value = one["seed"], one[along], one[column]
@@ -105,7 +105,7 @@ def _curves(records: Sequence[Record], column: str, *, along: str) -> dict[str, 
             )
         if isinstance(value, float):
             curve[number] = value
-    return found
+    return dict(sorted(found.items(), key=lambda one: one[0] != BASELINE))
 
 
 def _slope(means: Mapping[int, float]) -> float:
@@ -303,6 +303,7 @@ def _fill_rounds(figure: Figure, curves: Mapping[str, Curves]) -> None:
         values = [value for seeds in curves[column].values() for one in seeds.values() for value in one.values()]
         if values and min(values) > 0:
             _make_logarithmic(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_xlabel("round")
         axes.set_ylabel(name)
     handles, labels = panels[0].get_legend_handles_labels()

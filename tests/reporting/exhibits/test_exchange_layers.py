@@ -90,6 +90,14 @@ def test_the_claim_is_judged_for_each_way_of_counting(rows, lost, automatic, hol
     assert "counting all bytes" in found[2]
 
 
+def test_activations_alone_may_be_half_where_labels_tip_the_sum(rows):
+    """5 MB of 10 MB, and labels of 1 MB each: 6 of 11. Catches: labels counted with activations alone."""
+    labelled = [{**row, "bytes_labels": 5_000_000} for row in rows(lost=1.0)]
+    found = shown(labelled, layers("conv2")).findings
+    assert ") does not hold: " in found[1]
+    assert ") holds: " in found[3]
+
+
 def test_fewer_than_five_pairs_prove_no_claim(rows):
     """Catches: pairs not counted; seeds of one layer alone counted as pairs."""
     found = shown(rows(seeds=4)).findings
@@ -103,11 +111,11 @@ def test_each_data_set_is_judged_on_its_own(rows):
     """Catches: the best layer or the largest bytes taken over all data sets."""
     other = [{**row, "bytes_activations": 10 * row["bytes_activations"]} for row in rows(lost=3.0, data="mnist5k")]
     exhibit = shown(rows() + other, layers() + layers(data="mnist5k"))
-    assert len(exhibit.findings) == 6
+    assert len(exhibit.findings) == 8
     assert "digits, small-cnn: the automatic layer, fc1, is -1.00 points from the best, conv1" in exhibit.findings[0]
     assert ") holds: within 1 point, 0.19 of the bytes of conv1" in exhibit.findings[1]
-    assert "mnist5k, small-cnn: the automatic layer, fc1, is -3.00 points" in exhibit.findings[3]
-    assert ") does not hold: more than 1 point, 0.1099 of the bytes of conv1" in exhibit.findings[4]
+    assert "mnist5k, small-cnn: the automatic layer, fc1, is -3.00 points" in exhibit.findings[4]
+    assert ") does not hold: more than 1 point, 0.1099 of the bytes of conv1" in exhibit.findings[5]
 
 
 def test_an_automatic_layer_that_was_not_run_is_said(rows):
