@@ -21,12 +21,18 @@ def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs
 
     Args:
         fields: Of every run's configuration.
-        options: As `cells.measure`; the cells of `asfl` name the layers.
+        options: As `cells.measure`; a cell's list of exchange layers is given the automatic one where it lacks it.
         runs: Who trains.
     """
-    measured = cells.measure(fields, options, runs=runs)
     config, cell = one_cell(config_of({**fields, "method": "asfl", "mech": "none"}), command="a recipe's run")
     automatic = prepare_run(config, cell, data=load_data(config)).cell.exchange_layer
+    asked = [
+        {**one, "exchange_layer": list(dict.fromkeys([*one["exchange_layer"], automatic]))}
+        if "exchange_layer" in one
+        else one
+        for one in options["cells"]
+    ]
+    measured = cells.measure(fields, {**options, "cells": asked}, runs=runs)
     names = dict.fromkeys(str(row["exchange_layer"]) for row in measured.rows if row["exchange_layer"] is not None)
     table: list[Record] = [
         {

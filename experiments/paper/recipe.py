@@ -145,6 +145,8 @@ def _toy(
             less[name] = 1
     if "more_seeds" in less:
         less["more_seeds"] = 0
+    if "exchange_layers" in less:
+        less["exchange_layers"] = data["layers"][:1]
     if "problem" in less:
         less["problem"] = {**less["problem"], "horizons": [2, 4], "seeds": 1}
     if "grid" in less:

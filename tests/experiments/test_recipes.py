@@ -16,6 +16,9 @@ def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "runs" not in path.parts}
 
 
+OTHERS = [profile for profile in PROFILES if profile not in ("digits", "cifar10")]
+
+
 @pytest.mark.parametrize(
     ("exhibit", "profile"),
     [
