@@ -73,7 +73,7 @@ def read_recipe(
     )
     if source is not None:
         options["rates"] = {} if toy else read_rates(source)
-        options.setdefault("lr", data["lr"][0])
+    options.setdefault("lr", data["lr"][0])
     title = str(asked["title"]).format(name=data["name"], **fields)
     return Recipe(exhibit=asked["exhibit"], measure=asked["measure"], title=title, fields=fields, options=options)
 
