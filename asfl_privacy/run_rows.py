@@ -6,18 +6,25 @@ import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from asfl_privacy.accounting import Ledger
 from asfl_privacy.cells import make_cells
 from asfl_privacy.config import load_config
 from asfl_privacy.reporting import Row, complete_row, read_rows
 from asfl_privacy.reporting.cells import SETTINGS
 from asfl_privacy.reporting.records import Record, read_records
-from asfl_privacy.run_files import CONFIG_FILE, METRICS_FILE, ROW_FILE, file_digest
+from asfl_privacy.run import epsilon_columns
+from asfl_privacy.run_files import CONFIG_FILE, LEDGER_FILE, METRICS_FILE, ROW_FILE, file_digest
 
 CELLS = "cells"
 """Folder of a sweep in which its runs lie."""
+UNSAID = (
+    *("batch_size", "evaluate_every", "last_evaluations", "precision", "clip", "update_clip", "update_share"),
+    *("filter", "planned_releases", "planned_steps"),
+)
+"""Fields of a configuration that change figures and that rows do not hold: runs in which they differ are not compared."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +34,27 @@ class Gathered:
     Attributes:
         rows: One a run, each run once.
         evaluations: Accuracy after each evaluated round, as the table `evaluations` of a report holds it.
-        missing: Runs that a sweep asks for and that are not there, and folders that hold none, one line each.
+        missing: Runs that a sweep asks for and that are not there, one line each.
+        unsaid: What the runs were given of `UNSAID`; empty for rows without their configurations.
     """
 
     rows: tuple[Row, ...] = ()
     evaluations: tuple[Record, ...] = ()
     missing: tuple[str, ...] = ()
+    unsaid: Mapping[str, object] = field(default_factory=dict)
 
     def __add__(self, other: Gathered) -> Gathered:
-        """Both, a row that both hold once."""
+        """Both, a row that both hold once.
+
+        Raises:
+            ValueError: They differ in something that rows do not hold.
+        """
+        for name, value in other.unsaid.items():
+            if self.unsaid.get(name, value) != value:
+                raise ValueError(
+                    f"{name} is {self.unsaid[name]} in some runs and {value} in others, which their rows do not say: such runs "
+                    "are not compared; report them apart"
+                )
         kept = {run_name(row) for row in self.rows}
         rows = tuple(row for row in other.rows if run_name(row) not in kept)
         names = {run_name(row) for row in rows}
@@ -44,6 +63,7 @@ class Gathered:
             rows=self.rows + rows,
             evaluations=self.evaluations + evaluations,
             missing=self.missing + other.missing,
+            unsaid={**self.unsaid, **other.unsaid},
         )
 
 
@@ -88,18 +108,28 @@ def _gather_one(folder: Path) -> Gathered:
 
 def _run(folder: Path) -> Gathered:
     row = _row(folder)
-    return Gathered((row,), tuple(_evaluations(folder, row)))
+    config = load_config(folder / CONFIG_FILE, overrides={})
+    unsaid = {name: getattr(config, name) for name in UNSAID}
+    return Gathered((row,), tuple(_evaluations(folder, row)), unsaid=unsaid)
 
 
 def _row(folder: Path) -> Row:
+    """A run's row, held against the digests of its files and, where there is noise, against its ledger."""
     try:
         stored = json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))
         for name, digest in stored["sha256"].items():
             if file_digest(folder / name) != digest:
                 raise ValueError(f"{name} has changed since it was written")
-        return complete_row(stored["row"])
+        row = complete_row(stored["row"])
+        delta = row["delta"]
+        if row["mech"] != "none" or (folder / LEDGER_FILE).exists():
+            spent = epsilon_columns(Ledger.load(folder / LEDGER_FILE), delta=delta if isinstance(delta, float) else 0.0)
+            if any(row[column] != value for column, value in spent.items()):
+                raise ValueError("the row's ε is not that of its ledger")
+        return row
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{folder} is no finished run ({error}); delete it and train again") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{folder} is no finished run ({reason}); delete it and train again") from None
 
 
 def _evaluations(folder: Path, row: Row) -> list[Record]:

@@ -97,6 +97,38 @@ def test_a_row_without_its_digests_is_refused(sweep_folder, tmp_path):
         gather([copy])
 
 
+def test_a_rows_epsilon_must_be_that_of_the_ledger_beside_it(tmp_path):
+    """Catches: a smaller ε written into row.json, which holds no digest of itself; a ledger taken away."""
+    config = CONFIG.model_copy(update={"mech": ("gaussian",), "epsilon": (4.0,), "seeds": 1})
+    data = load_dataset("digits", root=tmp_path)
+    cell = next(cell for cell in make_cells(config) if cell.target is not None)
+    folder = tmp_path / "run"
+    execute_run(config, prepare_run(config, cell, data=data), data=data, folder=folder)
+    assert gather([folder]).rows[0]["epsilon_total"] > 4.0
+    text = (folder / "row.json").read_text(encoding="utf-8")
+    stored = json.loads(text)
+    stored["row"]["epsilon_total"] /= 2
+    (folder / "row.json").write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(ValueError, match="the row's ε is not that of its ledger"):
+        gather([folder])
+    stored = json.loads(text)
+    del stored["sha256"]["ledger.json"]
+    (folder / "row.json").write_text(json.dumps(stored), encoding="utf-8")
+    (folder / "ledger.json").unlink()
+    with pytest.raises(ValueError, match="is no finished run"):
+        gather([folder])
+
+
+def test_runs_that_differ_in_what_rows_do_not_hold_are_not_compared(sweep_folder, tmp_path):
+    """Catches: a batch size of 8 beside one of 32 as if the task were one."""
+    config = CONFIG.model_copy(update={"batch_size": 8, "seeds": 1})
+    data = load_dataset("digits", root=tmp_path)
+    run = prepare_run(config, make_cells(config)[0], data=data)
+    execute_run(config, run, data=data, folder=tmp_path / "run")
+    with pytest.raises(ValueError, match="batch_size is 32 in some runs and 8 in others"):
+        gather([sweep_folder, tmp_path / "run"])
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no run, sweep or report"):
         gather([tmp_path])

@@ -20,7 +20,13 @@ def committed(name):
     return sorted(path.parent for path in (ROOT / "reports").glob(f"{name}-*/run.json"))
 
 
-@pytest.mark.parametrize("name", ["table1", "table3"])
+def filled():
+    """Blocks of the README that hold something."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [name for name in ("table1", "table3") if f"CONTRIBUTING.md -->\n\n<!-- end of {name} -->" not in text]
+
+
+@pytest.mark.parametrize("name", filled())
 def test_a_table_of_the_readme_is_made_of_a_committed_report(readme_tables, name, monkeypatch):
     """Catches: a figure typed by hand, a report that changed after the README was made."""
     monkeypatch.chdir(ROOT)
