@@ -29,7 +29,7 @@ def report(
     A report made of a recipe is made anew where it lies, or in --out. Folders of runs and of sweeps, finished or not, are
     gathered, a run that is in several of them once; the report says which runs of a sweep are missing. Examples:
 
-    asfl-privacy report reports/table1-digits
+    asfl-privacy report reports/table2-digits
 
     asfl-privacy report reports/gaussian-digits --as privacy --out reports/table3
 

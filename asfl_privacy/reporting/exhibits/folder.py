@@ -66,7 +66,7 @@ def write_exhibit(out: Path, material: Material) -> Exhibit:
         Everything is computed before the first file is written, each file is replaced in one step, and equal material
         gives equal bytes with the same library versions: `write_exhibit(out, read_material(out))` changes nothing.
     """
-    info = plain_run_info(material.info)
+    info = json.loads(to_json(plain_run_info(material.info)))  # in the order in which it will be read back
     name = info.get("exhibit")
     if not isinstance(name, str) or name not in EXHIBITS:
         raise ValueError(f"exhibit {name!r} is unknown; use one of {', '.join(EXHIBITS)}")
