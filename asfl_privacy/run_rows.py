@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from asfl_privacy.accounting import Ledger
 from asfl_privacy.cells import make_cells
-from asfl_privacy.config import load_config
-from asfl_privacy.reporting import Row, complete_row, read_rows
-from asfl_privacy.reporting.cells import SETTINGS
+from asfl_privacy.config import SweepConfig, load_config
+from asfl_privacy.configured_data import load_data
+from asfl_privacy.reporting import Row, read_rows
+from asfl_privacy.reporting.cells import run_name
 from asfl_privacy.reporting.records import Record, read_records
-from asfl_privacy.run import epsilon_columns
-from asfl_privacy.run_files import CONFIG_FILE, LEDGER_FILE, METRICS_FILE, ROW_FILE, file_digest
+from asfl_privacy.run import Run
+from asfl_privacy.run_files import CONFIG_FILE, LEDGER_FILE, METRICS_FILE, ROW_FILE
+from asfl_privacy.sweep import prepare_sweep
+from asfl_privacy.worker import failed_row, kept_record, run_folder
 
 CELLS = "cells"
 """Folder of a sweep in which its runs lie."""
@@ -47,7 +47,7 @@ class Gathered:
         """Both, a row that both hold once.
 
         Raises:
-            ValueError: They differ in something that rows do not hold.
+            ValueError: They differ in something that rows do not hold, or hold two runs of the same settings and seed.
         """
         for name, value in other.unsaid.items():
             if self.unsaid.get(name, value) != value:
@@ -55,7 +55,13 @@ class Gathered:
                     f"{name} is {self.unsaid[name]} in some runs and {value} in others, which their rows do not say: such runs "
                     "are not compared; report them apart"
                 )
-        kept = {run_name(row) for row in self.rows}
+        kept = {run_name(row): row for row in self.rows}
+        for row in other.rows:
+            if kept.get(run_name(row), row) != row:
+                raise ValueError(
+                    f"{row['method']}, seed {row['seed']}, is there twice with the same settings and another outcome: two runs "
+                    "are two, not one; report them apart"
+                )
         rows = tuple(row for row in other.rows if run_name(row) not in kept)
         names = {run_name(row) for row in rows}
         evaluations = tuple(one for one in other.evaluations if one["run"] in names)
@@ -85,12 +91,6 @@ def gather(folders: Sequence[Path]) -> Gathered:
     return found
 
 
-def run_name(row: Mapping[str, object]) -> str:
-    """A short name of a run, the same wherever its row is read: a digest of what was asked and its seed."""
-    asked = {column: row[column] for column in (*SETTINGS, "seed") if row[column] is not None}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _gather_one(folder: Path) -> Gathered:
     if (folder / ROW_FILE).is_file():
         return _run(folder)
@@ -107,61 +107,58 @@ def _gather_one(folder: Path) -> Gathered:
 
 
 def _run(folder: Path) -> Gathered:
-    row = _row(folder)
+    """A run, held against its configuration, the digests of its files and, where there is noise, its ledger."""
     config = load_config(folder / CONFIG_FILE, overrides={})
+    private = (folder / LEDGER_FILE).is_file()
+    cells = [
+        cell for cell in make_cells(config) if cell.method == config.methods[0] and (cell.target is not None) == private
+    ]
+    if len(cells) != 1:
+        raise ValueError(f"{folder / CONFIG_FILE} gives {len(cells)} runs where one is due; restore the file")
+    return _kept(folder, config, Run(cell=cells[0], privacy=None, notes=()))
+
+
+def _kept(folder: Path, config: SweepConfig, run: Run) -> Gathered:
+    record = kept_record(folder, config=config, run=run)
+    if record is None:
+        raise ValueError(f"{folder} holds no finished run ({ROW_FILE} is missing); give a folder that train wrote")
     unsaid = {name: getattr(config, name) for name in UNSAID}
-    return Gathered((row,), tuple(_evaluations(folder, row)), unsaid=unsaid)
-
-
-def _row(folder: Path) -> Row:
-    """A run's row, held against the digests of its files and, where there is noise, against its ledger."""
-    try:
-        stored = json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))
-        for name, digest in stored["sha256"].items():
-            if file_digest(folder / name) != digest:
-                raise ValueError(f"{name} has changed since it was written")
-        row = complete_row(stored["row"])
-        delta = row["delta"]
-        if row["mech"] != "none" or (folder / LEDGER_FILE).exists():
-            spent = epsilon_columns(Ledger.load(folder / LEDGER_FILE), delta=delta if isinstance(delta, float) else 0.0)
-            if any(row[column] != value for column, value in spent.items()):
-                raise ValueError("the row's ε is not that of its ledger")
-        return row
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{folder} is no finished run ({reason}); delete it and train again") from None
+    return Gathered((record.row,), tuple(_evaluations(folder, record.row)), unsaid=unsaid)
 
 
 def _evaluations(folder: Path, row: Row) -> list[Record]:
     """metrics.csv of a run, as far as its accuracy goes; nothing of a method without a global network."""
-    with (folder / METRICS_FILE).open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
     channels = ("bytes_model", "bytes_activations", "bytes_labels")
     seed = row["seed"]
-    return [
-        {
-            "run": run_name(row),
-            "method": str(row["method"]),
-            "seed": seed if isinstance(seed, int) else 0,
-            "round": int(line["round"]),
-            "accuracy": float(line["accuracy"]),
-            "bytes": sum(int(line[channel]) for channel in channels),
-        }
-        for line in lines
-        if line["accuracy"]
-    ]
+    try:
+        with (folder / METRICS_FILE).open(encoding="utf-8", newline="") as file:
+            return [
+                {
+                    "run": run_name(row),
+                    "method": str(row["method"]),
+                    "seed": seed if isinstance(seed, int) else 0,
+                    "round": int(line["round"]),
+                    "accuracy": float(line["accuracy"]),
+                    "bytes": sum(int(line[channel]) for channel in channels),
+                }
+                for line in csv.DictReader(file)
+                if line["accuracy"]
+            ]
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder / METRICS_FILE} cannot be read ({error}); delete the run and train again") from None
 
 
 def _sweep(folder: Path) -> Gathered:
-    """The finished runs of a sweep, and those that its configuration asks for beside them."""
+    """The finished and the failed runs of a sweep, and those that its configuration asks for beside them."""
     config = load_config(folder / CONFIG_FILE, overrides={})
-    found = Gathered()
-    there = set[int]()
-    for path in sorted((folder / CELLS).glob("*")):
-        number = path.name.partition("-")[0]
-        if number.isdigit() and (path / ROW_FILE).is_file():
-            found += _run(path)
-            there.add(int(number))
-    cells = make_cells(config)
-    missing = [f"{cell.label}, seed {cell.seed} ({folder})" for index, cell in enumerate(cells) if index not in there]
+    rows = folder / "rows.csv"
+    failed = [row for row in read_rows(rows) if row["status"] != "ok"] if rows.is_file() else []
+    found, names = Gathered(tuple(failed)), {run_name(row) for row in failed}
+    missing = []
+    for index, run in enumerate(prepare_sweep(config, data=load_data(config))):
+        path = run_folder(folder, index, run)
+        if (path / ROW_FILE).is_file():
+            found += _kept(path, config, run)
+        elif run_name(failed_row(config, run, "not there")) not in names:
+            missing.append(f"{run.cell.label}, seed {run.cell.seed} ({folder})")
     return replace(found, missing=tuple(missing))

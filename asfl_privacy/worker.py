@@ -25,7 +25,15 @@ from asfl_privacy.execution.executor import reason_of
 from asfl_privacy.folder_lock import FolderInUseError
 from asfl_privacy.reporting import Row, complete_row, failed_status, write_atomic
 from asfl_privacy.run import Outcome, Run, base_row, epsilon_columns, execute_run
-from asfl_privacy.run_files import LEDGER_FILE, ROW_FILE, STATEMENT_FILE, file_digest
+from asfl_privacy.run_files import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    LEDGER_FILE,
+    METRICS_FILE,
+    ROW_FILE,
+    STATEMENT_FILE,
+    file_digest,
+)
 from asfl_privacy.shared_data import map_data
 from asfl_privacy.unfinished import UnfinishedRunError
 
@@ -199,6 +207,9 @@ def kept_record(folder: Path, *, config: SweepConfig, run: Run) -> Record | None
     try:
         stored = json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))
         record = Record(row=complete_row(stored["row"]), warnings=tuple(stored["warnings"]), statement="")
+        due = {CONFIG_FILE, METRICS_FILE, CHECKPOINT_FILE} | ({LEDGER_FILE} if run.cell.target is not None else set())
+        if undigested := sorted(due - set(stored["sha256"])):
+            raise ValueError(f"it has no digest of {undigested[0]}")
         for name, digest in stored["sha256"].items():
             if file_digest(folder / name) != digest:
                 raise ValueError(f"{name} has changed since it was written")

@@ -10,10 +10,11 @@ from asfl_privacy.cells import make_cells
 from asfl_privacy.config import SweepConfig
 from asfl_privacy.data import load_dataset
 from asfl_privacy.reporting import read_rows, write_rows
+from asfl_privacy.reporting.cells import run_name
 from asfl_privacy.reporting.records import write_records
 from asfl_privacy.run import execute_run, prepare_run
 from asfl_privacy.run_files import config_toml
-from asfl_privacy.run_rows import gather, run_name
+from asfl_privacy.run_rows import gather
 from asfl_privacy.worker import run_folder
 
 CONFIG = SweepConfig(

@@ -11,7 +11,8 @@ import typer
 
 from asfl_privacy.cli.budget import Json, to_json
 from asfl_privacy.provenance import provenance
-from asfl_privacy.run_rows import gather
+from asfl_privacy.run_files import ROW_FILE
+from asfl_privacy.run_rows import CELLS, gather
 
 
 def report(
@@ -52,9 +53,12 @@ def report(
             )
         if out is None:
             raise ValueError("out is missing: a report of gathered runs gets a folder of its own; give --out DIR")
+        if (out / ROW_FILE).exists() or (out / CELLS).exists():
+            raise ValueError(f"out {out} holds a run or a sweep; a report gets a folder of its own; give another --out")
         found = gather(runs)
         info = provenance(
-            title=title or f"{EXHIBITS[shown_as].about[:1].upper()}{EXHIBITS[shown_as].about[1:]}",
+            title=" ".join((title or "").split())
+            or f"{EXHIBITS[shown_as].about[:1].upper()}{EXHIBITS[shown_as].about[1:]}",
             command=shlex.join(["asfl-privacy", *sys.argv[1:]]),
             config={"runs": [str(path) for path in runs]},
         )

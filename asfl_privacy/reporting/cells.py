@@ -1,6 +1,8 @@
 """A cell of the grid: the runs that differ in nothing but the seed."""
 
+import hashlib
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -92,6 +94,18 @@ def gather_cells(rows: Sequence[Mapping[str, object]]) -> list[Cell]:
         groups.setdefault(key, []).append(row)
     cells = [_cell(dict(zip(SETTINGS, key, strict=True)), runs) for key, runs in groups.items()]
     return sorted(cells, key=_order)
+
+
+def run_name(row: Mapping[str, object]) -> str:
+    """A short name of a run, the same wherever its row is read: a digest of what was asked and its seed.
+
+    Example:
+        >>> row = complete_row({"status": "ok", "method": "asfl", "mech": "none", "seed": 0, "accuracy": 0.5})
+        >>> run_name(row) == run_name({**row, "accuracy": 0.7}), run_name(row) == run_name({**row, "seed": 1})
+        (True, False)
+    """
+    asked = {column: row[column] for column in (*SETTINGS, "seed") if row[column] is not None}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def reference_cell(cell: Cell, cells: Sequence[Cell], *, method: str) -> Cell | None:

@@ -12,7 +12,7 @@ from recipe import rate_of
 from runs import Runs, config_of, rows_there
 
 from asfl_privacy.reporting import Row
-from asfl_privacy.run_rows import run_name
+from asfl_privacy.reporting.cells import run_name
 
 
 def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs) -> Measured:

@@ -26,6 +26,9 @@ from asfl_privacy.reporting.exhibits import Material
 from asfl_privacy.reporting.exhibits.folder import write_exhibit
 from asfl_privacy.reporting.run_info import plain_run_info
 
+DECIDED = ("lr", "seed", "seeds", "method", "mech", "evaluate_on")
+"""Fields that recipes decide themselves."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Run a recipe.
@@ -46,6 +49,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--toy", action="store_true", help="made-up data of the same shape, the least of everything")
     options = parser.parse_args(arguments)
     try:
+        if options.workers < 0:
+            raise ValueError(f"workers {options.workers} must be a whole number from 0 on; give for example 2")
+        if options.minutes is not None and not options.minutes > 0:
+            raise ValueError(f"minutes {options.minutes:g} must be above 0; give for example 60, or leave it out")
         changes = dict(_assignment(text) for text in options.set)
         recipe = read_recipe(options.exhibit, options.data, changes=changes, rates=options.rates, toy=options.toy)
         run(
@@ -90,17 +97,20 @@ def _assignment(text: str) -> tuple[str, Any]:
     """A field and its value, a number where it reads as one.
 
     Raises:
-        ValueError: No `=`.
+        ValueError: No `=`, or a field that recipes decide.
     """
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"set {text!r} is no FIELD=VALUE; give for example rounds=30")
+    field = name.replace("-", "_")
+    if field in DECIDED:
+        raise ValueError(f"set {text!r}: the recipe decides {field}; change its file")
     for kind in (int, float):
         try:
-            return name.replace("-", "_"), kind(value)
+            return field, kind(value)
         except ValueError:
             continue
-    return name.replace("-", "_"), value
+    return field, value
 
 
 def _command(options: argparse.Namespace) -> str:

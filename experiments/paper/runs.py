@@ -10,8 +10,8 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.configured_data import load_data
 from asfl_privacy.data import Dataset
 from asfl_privacy.reporting import Row, complete_row, write_atomic
+from asfl_privacy.reporting.cells import run_name
 from asfl_privacy.reporting.records import Record
 from asfl_privacy.run import prepare_run
-from asfl_privacy.run_rows import gather, run_name
+from asfl_privacy.run_rows import gather
 from asfl_privacy.worker import run_cell
 
 KEPT_FILE = "runs.jsonl"
@@ -52,6 +53,7 @@ class Runs:
     until: float | None = None
     kept: dict[str, tuple[Row, Sequence[Record]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, **fields: object) -> Future[Row]:
         """Train one run, unless it is there.
@@ -72,20 +74,20 @@ class Runs:
             done.set_result(self.kept[digest][0])
             return done
         folder = self.folder / f"{config.methods[0]}-{digest}"
-        if self.pool is not None:
-            done = self.pool.submit(_train, config, folder, self.until)
+        if self.pool is None:
+            with self._turn:  # searches run on threads, and one process trains one run at a time
+                self._finish(done, lambda: _train(config, folder, self.until), digest, folder)
         else:
-            try:
-                done.set_result(_train(config, folder, self.until))
-            except OutOfTimeError as error:
-                done.set_exception(error)
-        done.add_done_callback(lambda ended: self._keep(ended, digest, folder))
+            trained = self.pool.submit(_train, config, folder, self.until)
+            trained.add_done_callback(lambda ended: self._finish(done, ended.result, digest, folder))
         return done
 
     def evaluations_of(self, rows: Sequence[Row]) -> list[Record]:
         """Accuracy curves of runs that were started here."""
         wanted = {run_name(row) for row in rows}
-        return [one for row, curve in self.kept.values() if run_name(row) in wanted for one in curve]
+        with self._lock:
+            kept = list(self.kept.values())
+        return [one for row, curve in kept if run_name(row) in wanted for one in curve]
 
     def save(self, file: Path) -> None:
         """Write down every finished run, those of earlier days too."""
@@ -97,11 +99,18 @@ class Runs:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, "".join(f"{line}\n" for line in lines))
 
-    def _keep(self, ended: Future[Row], digest: str, folder: Path) -> None:
-        if ended.cancelled() or ended.exception() is not None or ended.result()["status"] != "ok":
-            return  # a failed run is tried again
-        with self._lock:
-            self.kept[digest] = (ended.result(), gather([folder]).evaluations)
+    def _finish(self, done: Future[Row], result: Callable[[], Row], digest: str, folder: Path) -> None:
+        """Keep a run that ended well (a failed one is tried again), and only then say that it is done."""
+        try:
+            row = result()
+            if row["status"] == "ok":
+                curve = gather([folder]).evaluations
+                with self._lock:
+                    self.kept[digest] = (row, curve)
+        except BaseException as error:  # whatever it is, who waits for the run is told
+            done.set_exception(OutOfTimeError() if isinstance(error, CancelledError) else error)
+        else:
+            done.set_result(row)
 
 
 @contextlib.contextmanager

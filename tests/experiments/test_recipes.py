@@ -92,7 +92,26 @@ def test_lists_of_a_cell_are_crossed_and_its_own_number_of_seeds_wins(paper):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_table_1_compares_all_eight_methods_of_the_paper_over_three_seeds(paper, profile):
     recipe = paper("recipe").read_recipe("table1", profile, changes={})
-    named = {method.partition("-v")[0] for method in recipe.options["methods"]}
+    named = {method.partition("-v")[0] for method in recipe.options["methods"] if not method.endswith("+sharing")}
     assert named == {"fedavg", "asfl", "scaffold", "fedproto", "moon", "fedpvr", "fedvarp", "splitfed"}
     assert recipe.options["seeds"] >= 3
     assert recipe.options["grid"]["lr"] == sorted(recipe.options["grid"]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workers", "-1"], "workers -1 must be"),
+        (["--minutes", "nan"], "minutes nan must be above 0"),
+        (["--set", "lr=0.3"], "the recipe decides lr"),
+        (["--set", "rounds"], "is no FIELD=VALUE"),
+    ],
+)
+def test_bad_flags_are_one_line_and_nothing_is_trained(paper, flags, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        paper("run").main(["table2", "--data", "digits", "--out", str(tmp_path / "r"), *flags])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r").exists()

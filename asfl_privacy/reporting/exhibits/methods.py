@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from asfl_privacy.reporting.cells import Cell, gather_cells
+from asfl_privacy.reporting.cells import Cell, gather_cells, run_name
 from asfl_privacy.reporting.comparison import Difference, check_task, megabytes_a_round, paired_difference
 from asfl_privacy.reporting.display import Display
 from asfl_privacy.reporting.exhibits.exhibit import Exhibit, Material
@@ -53,8 +53,8 @@ def methods_exhibit(material: Material) -> Exhibit:
         (cell for cell in finished if cell.accuracy_by_seed), key=lambda cell: -statistics.fmean(_accuracies(cell))
     )
     target = statistics.fmean(_accuracies(baseline))
-    curves = _curves(material.tables.get("evaluations", ()))
-    lines = tuple(_line(cell, baseline, curves=curves, target=target) for cell in ordered)
+    evaluations = material.tables.get("evaluations", ())
+    lines = tuple(_line(cell, baseline, evaluations=evaluations, target=target) for cell in ordered)
     table = Display(headings=_HEADINGS, lines=lines, shared=shared)
     sections = [_main_section(table, target=target, failed=_failures(cells))]
     personal = [cell for cell in finished if cell.by_seed(PERSONAL[0])]
@@ -70,7 +70,7 @@ def _accuracies(cell: Cell) -> list[float]:
     return [100.0 * value for value in cell.accuracy_by_seed.values()]
 
 
-def _line(cell: Cell, baseline: Cell, *, curves: Mapping[str, Mapping[int, float]], target: float) -> tuple[str, ...]:
+def _line(cell: Cell, baseline: Cell, *, evaluations: Sequence[Record], target: float) -> tuple[str, ...]:
     values = _accuracies(cell)
     difference = None if cell is baseline else _difference(cell, baseline)
     settings = cell.settings
@@ -80,7 +80,7 @@ def _line(cell: Cell, baseline: Cell, *, curves: Mapping[str, Mapping[int, float
         BLANK if difference is None else f"{100 * difference.mean:+.1f}",
         BLANK if difference is None or difference.pairs < 2 else interval(difference),
         BLANK if difference is None else str(difference.pairs),
-        _rounds_to(target, curves.get(str(settings["method"]), {})),
+        _rounds_to(target, _curve(cell, evaluations)),
         nearest(megabytes_a_round(cell)),
         exact(settings["lr"]),
         exact(settings["options"]),
@@ -101,17 +101,15 @@ def _difference(cell: Cell, baseline: Cell) -> Difference | None:
     return paired_difference(cell.accuracy_by_seed, baseline.accuracy_by_seed)
 
 
-def _curves(evaluations: Sequence[Record]) -> dict[str, dict[int, float]]:
-    """Accuracy in per cent after each evaluated round, mean over the seeds, by method."""
-    values: dict[str, dict[int, list[float]]] = {}
+def _curve(cell: Cell, evaluations: Sequence[Record]) -> dict[int, float]:
+    """Accuracy in per cent, mean over the cell's runs, after each round in which all of them were evaluated."""
+    names = {run_name(run) for run in cell.runs}
+    values: dict[int, list[float]] = {}
     for one in evaluations:
         accuracy, number = one["accuracy"], one["round"]
-        if isinstance(accuracy, float) and isinstance(number, int):
-            values.setdefault(str(one["method"]), {}).setdefault(number, []).append(100.0 * accuracy)
-    return {
-        method: {number: statistics.fmean(found) for number, found in sorted(by_round.items())}
-        for method, by_round in values.items()
-    }
+        if one["run"] in names and isinstance(accuracy, float) and isinstance(number, int):
+            values.setdefault(number, []).append(100.0 * accuracy)
+    return {number: statistics.fmean(found) for number, found in sorted(values.items()) if len(found) == len(names)}
 
 
 def _rounds_to(target: float, curve: Mapping[int, float]) -> str:

@@ -77,6 +77,8 @@ def not_covered(noised: Sequence[Cell]) -> tuple[str, ...]:
             "Records further apart than the radius are protected less: ε whole record is the total for any two, where it is "
             "known."
         )
+    if any("evaluate_on validation" in str(cell.settings["options"]) for cell in noised):
+        found.append("Not covered: accuracies are of training records that were held out, and are not noised.")
     found.append(
         "Not covered: which records a client holds, how many, in which rounds it took part, and choices made by looking at "
         "private data (learning rate, exchange layer, placement, ε itself)."
@@ -90,7 +92,11 @@ def tex_note(cells: Sequence[Cell]) -> str:
     if not noised:
         return ""
     found = [ROUNDED, *dict.fromkeys(radius_in_words(cell.settings["radius"], cell.settings["p"]) for cell in noised)]
-    found += [one for one in not_covered(noised) if one.startswith(("Not covered: labels", "Not covered: model"))]
+    if len({(cell.settings["radius"], cell.settings["p"]) for cell in noised}) > 1:
+        found.append("ε of different radii or norms are different promises.")
+    found += ["Runs on the same data add up.", *not_covered(noised)]
+    if any(cell.settings["calibration"] == "paper" for cell in noised):
+        found.append("Calibration paper: the noise is PixelDP's, and ε is what it proves, not what was claimed.")
     return " ".join(found + ([f"{FROM_A_SEED}."] if _has(noised, "reproducible", "yes") else []))
 
 
