@@ -245,7 +245,7 @@ def test_a_piped_table_is_not_cut_off_and_has_no_colours(capsys):
         (["--model", "bound_models:absent", "--input-shape", "4"], "has no 'absent'"),
         (["--model", "no_such_module:f", "--input-shape", "4"], "no_such_module"),
         (["--model", "resnet", "--input-shape", "1,8,8"], "use one of lenet"),
-        (["--model", "lenet", "--input-shape", "28"], "do not fit the built-in networks"),
+        (["--model", "lenet", "--input-shape", "28"], "do not fit the built-in network lenet"),
         (["--model", "bound_models:head", "--input-shape", "1,2,2"], "does not run on a batch"),
         (["--input-shape", "0"], "input shape '0'"),
         (["--input-shape", "1,x"], "input shape '1,x'"),

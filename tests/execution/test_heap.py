@@ -15,7 +15,8 @@ import torch
 from asfl_privacy.execution.heap import keep_freed_memory
 torch.set_num_threads(1)
 assert sys.argv[1] == "plain" or keep_freed_memory()
-torch.ones(1 << 20)
+parts = [torch.ones(1 << 20) for _ in range(8)]  # first touched here, in either way
+del parts
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 total = 0.0
 for _ in range(50):
@@ -36,7 +37,9 @@ def test_freed_pages_are_used_again_and_values_stay() -> None:
     """Catches an option glibc refuses (a threshold above 32 MiB, say), and numbers that stand for other options."""
     plain, kept = faults("plain"), faults("kept")
     assert kept[1] == plain[1] == 50 * 8 * 2.0**20
-    assert kept[0] < plain[0] / 4  # 8,192 pages of 4 KiB once instead of many times; huge pages shrink both alike
+    # Pages are taken from the system once instead of 50 times; huge pages make both fewer, and a system that takes idle
+    # pages back gives some of them twice.
+    assert kept[0] < plain[0] / 2
 
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,5 +177,5 @@ def test_the_recipe_runs_at_toy_size_on_a_worker(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     scatter_csv = (out / "scatter.csv").read_text(encoding="utf-8").splitlines()
-    assert len(scatter_csv) == 1 + 3 * 2 * 4
+    assert len(scatter_csv) == 1 + 3 * 1 * 4
     assert "latent-common.svg" in (out / "report.md").read_text(encoding="utf-8")
