@@ -22,7 +22,7 @@ CELLS = "cells"
 """Folder of a sweep in which its runs lie."""
 UNSAID = (
     *("batch_size", "evaluate_every", "last_evaluations", "precision", "clip", "update_clip", "update_share"),
-    *("filter", "planned_releases", "planned_steps"),
+    *("filter", "planned_releases", "planned_steps", "tolerate_failures"),
 )
 """Fields of a configuration that change figures and that rows do not hold: runs in which they differ are not compared."""
 

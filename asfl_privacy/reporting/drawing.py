@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
 import seaborn as sns
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from asfl_privacy.reporting.figures import GRID, INK, STYLE
-
+INK: Final = "#262626"
+GRID: Final = "#cccccc"
+STYLE: Final[dict[str, object]] = {
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib, so sizes are the same everywhere
+    "font.size": 10.0,
+    "axes.labelsize": 10.0,
+    "legend.fontsize": 9.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.edgecolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.parse_math": False,  # a $ in a setting is a dollar
+    "svg.fonttype": "none",
+    "svg.hashsalt": "asfl-privacy",
+    "savefig.dpi": 160,
+}
 MARKERS: Final = "osD^vPX*<>"
 
 
@@ -48,20 +65,52 @@ def draw(fill: Callable[[Figure], None], *, size: tuple[float, float], name: str
     svg = _render(fill, size=size, name=name, image_format="svg", transparent=False).decode("utf-8")
     png = _render(fill, size=size, name=name, image_format="png", transparent=False)
     inline = _render(fill, size=size, name=f"{name}-inline", image_format="svg", transparent=True).decode("utf-8")
-    inline = re.sub(r"<metadata>.*?</metadata>\s*", "", inline[inline.index("<svg") :], flags=re.DOTALL)
-    inline = re.sub(r' xmlns(:xlink)?="[^"]*"', "", inline)
-    return Drawing(svg=svg, png=png, inline=inline.replace(INK, "currentColor").replace(GRID, "var(--grid)").strip())
+    return Drawing(svg=svg, png=png, inline=as_element(inline))
+
+
+def render(
+    make: Callable[[], Figure],
+    *,
+    salt: str,
+    image_format: str,
+    transparent: bool,
+    style: Mapping[str, object] | None = None,
+) -> bytes:
+    """A figure as a file.
+
+    Args:
+        make: Draws it, under this module's style.
+        salt: Of its ids.
+        image_format: "svg" or "png" (160 dots an inch).
+        transparent: Without background.
+        style: Settings that stand below `STYLE`; a white grid where None.
+
+    Guarantee:
+        Equal figures give equal bytes with the same matplotlib: no date, no random ids.
+    """
+    below = sns.axes_style("whitegrid") if style is None else style
+    settings: Any = {**below, **STYLE, "svg.hashsalt": salt}  # matplotlib names every key that it takes
+    buffer = io.BytesIO()
+    with mpl.rc_context(settings):
+        metadata = {"Software": None} if image_format == "png" else {"Date": None, "Creator": None}
+        make().savefig(buffer, format=image_format, transparent=transparent, metadata=metadata)
+    return buffer.getvalue()
+
+
+def as_element(svg: str) -> str:
+    """An SVG file as an element of a page: its ink is the page's text colour, its grid the page's --grid colour."""
+    element = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    element = re.sub(r' xmlns(:xlink)?="[^"]*"', "", element)
+    return element.replace(INK, "currentColor").replace(GRID, "var(--grid)").strip()
 
 
 def _render(
     fill: Callable[[Figure], None], *, size: tuple[float, float], name: str, image_format: str, transparent: bool
 ) -> bytes:
-    style = {**sns.axes_style("whitegrid"), **STYLE, "svg.hashsalt": f"asfl-privacy-{name}"}
-    buffer = io.BytesIO()
-    with mpl.rc_context(style):
+    def make() -> Figure:
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         fill(figure)
-        metadata = {"Software": None} if image_format == "png" else {"Date": None, "Creator": None}
-        figure.savefig(buffer, format=image_format, transparent=transparent, metadata=metadata)
-    return buffer.getvalue()
+        return figure
+
+    return render(make, salt=f"asfl-privacy-{name}", image_format=image_format, transparent=transparent)

@@ -1,13 +1,10 @@
 """The privacy-utility curve, drawn without global plotting state."""
 
-import io
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import matplotlib as mpl
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -16,30 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
 from asfl_privacy.reporting.curve import Curve, Line, Panel, Reference
+from asfl_privacy.reporting.drawing import INK, as_element, render
 from asfl_privacy.reporting.numerals import bound
 
-INK: Final = "#262626"
-GRID: Final = "#cccccc"
 _MARKERS: Final = "osD^vP"
 _REFERENCE_DASHES: Final = ("solid", (0, (6, 3)), (0, (1.5, 2)), (0, (6, 2, 1.5, 2)))
 _REFERENCE_COLOURS: Final = (INK, "#808080")
-STYLE: Final[dict[str, object]] = {
-    "font.family": ["DejaVu Sans"],  # ships with matplotlib, so sizes are the same everywhere
-    "font.size": 10.0,
-    "axes.labelsize": 10.0,
-    "legend.fontsize": 9.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.edgecolor": INK,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.parse_math": False,  # a $ in a setting is a dollar
-    "svg.fonttype": "none",
-    "svg.hashsalt": "asfl-privacy",
-    "savefig.dpi": 160,
-}
 
 
 def curve_svg(curve: Curve) -> str:
@@ -73,21 +52,16 @@ def curve_inline_svg(curve: Curve, *, stacked: bool) -> str:
         No address in it points outside the page, and the ids of the two layouts differ.
     """
     svg = _draw(curve, image_format="svg", stacked=stacked, transparent=True).decode("utf-8")
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
-    return svg.replace(INK, "currentColor").replace(GRID, "var(--grid)").strip()
+    return as_element(svg)
 
 
 def _draw(curve: Curve, *, image_format: str, stacked: bool, transparent: bool) -> bytes:
-    salt = "asfl-privacy-stacked" if stacked else "asfl-privacy"
-    style = {**sns.axes_style("whitegrid"), **STYLE, "svg.hashsalt": salt}
-    buffer = io.BytesIO()
-    with mpl.rc_context(style):
-        figure = _figure(curve, stacked=stacked)
-        metadata = {"Software": None} if image_format == "png" else {"Date": None, "Creator": None}
-        figure.savefig(buffer, format=image_format, transparent=transparent, metadata=metadata)
-    return buffer.getvalue()
+    return render(
+        lambda: _figure(curve, stacked=stacked),
+        salt="asfl-privacy-stacked" if stacked else "asfl-privacy",
+        image_format=image_format,
+        transparent=transparent,
+    )
 
 
 def _figure(curve: Curve, *, stacked: bool) -> Figure:

@@ -1,18 +1,15 @@
 """The attack picture: rows of images, originals above what was rebuilt of them, drawn without global plotting state."""
 
-import io
-import re
 from collections.abc import Mapping
 from typing import Final
 
-import matplotlib as mpl
 import numpy as np
 import seaborn as sns
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from asfl_privacy.reporting.figures import INK, STYLE
+from asfl_privacy.reporting.drawing import as_element, render
 from asfl_privacy.reporting.numerals import spread
 
 MOST_IMAGES: Final = 12
@@ -68,8 +65,7 @@ def reconstruction_inline_svg(
         No address in it points outside the page: the images are in it as data.
     """
     svg = _draw(_tiles(rows, value_range=value_range), image_format="svg", transparent=True).decode("utf-8")
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace(INK, "currentColor").strip()
+    return as_element(svg)
 
 
 def row_label(name: str, *, psnr: float | None = None, ssim: float | None = None) -> str:
@@ -142,18 +138,13 @@ def _tiles(
 
 
 def _draw(tiles: Mapping[str, NDArray[np.uint8]], *, image_format: str, transparent: bool) -> bytes:
-    style = {
-        **sns.axes_style("white"),
-        **STYLE,
-        "svg.hashsalt": "asfl-privacy-picture",
-        "image.composite_image": False,
-    }
-    buffer = io.BytesIO()
-    with mpl.rc_context(style):
-        figure = _figure(tiles)
-        metadata = {"Software": None} if image_format == "png" else {"Date": None, "Creator": None}
-        figure.savefig(buffer, format=image_format, transparent=transparent, metadata=metadata)
-    return buffer.getvalue()
+    return render(
+        lambda: _figure(tiles),
+        salt="asfl-privacy-picture",
+        image_format=image_format,
+        transparent=transparent,
+        style={**sns.axes_style("white"), "image.composite_image": False},
+    )
 
 
 def _figure(tiles: Mapping[str, NDArray[np.uint8]]) -> Figure:

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from asfl_privacy.reporting.cells import Cell, gather_cells
 from asfl_privacy.reporting.comparison import Difference, paired_difference, shared_task
 from asfl_privacy.reporting.display import Display, varying_settings
-from asfl_privacy.reporting.drawing import draw
+from asfl_privacy.reporting.drawing import INK, draw
 from asfl_privacy.reporting.exhibits.exhibit import Exhibit, Material
 from asfl_privacy.reporting.exhibits.methods import interval
-from asfl_privacy.reporting.figures import INK
 from asfl_privacy.reporting.numerals import BLANK, exact, nearest, spread
 from asfl_privacy.reporting.records import Record
 from asfl_privacy.reporting.section import Section

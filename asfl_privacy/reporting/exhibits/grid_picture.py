@@ -14,8 +14,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 
 from asfl_privacy.reporting.cells import SETTINGS, Cell
 from asfl_privacy.reporting.display import varying_settings
-from asfl_privacy.reporting.drawing import MARKERS, Drawing, draw
-from asfl_privacy.reporting.figures import INK
+from asfl_privacy.reporting.drawing import INK, MARKERS, Drawing, draw
 from asfl_privacy.reporting.numerals import bound, exact, nearest
 from asfl_privacy.reporting.rows import Value
 from asfl_privacy.reporting.words import SETTING_NAMES, cell_name

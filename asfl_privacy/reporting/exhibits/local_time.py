@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 
 from asfl_privacy.reporting.comparison import paired_difference
 from asfl_privacy.reporting.display import Display
-from asfl_privacy.reporting.drawing import Drawing, draw
+from asfl_privacy.reporting.drawing import INK, Drawing, draw
 from asfl_privacy.reporting.exhibits.exhibit import Exhibit, Material
-from asfl_privacy.reporting.figures import INK
 from asfl_privacy.reporting.numerals import BLANK, nearest
 from asfl_privacy.reporting.records import Record
 from asfl_privacy.reporting.section import Section
