@@ -85,6 +85,7 @@ class SweepConfig(BaseModel):
     planned_releases: int | None = _one(None, "Releases of a record that a total with --filter plans for.", "N")
     planned_steps: int | None = _one(None, "DP-SGD steps of a record that a total with --filter plans for.", "N")
     calibration: Literal["analytic", "paper"] = _one("analytic", "Proven noise, or PixelDP's.", "analytic|paper")
+    noisy_training: Literal["no", "yes"] = _one("no", "The noise layer in the full local steps too.", "no|yes")
     reproducible: Literal["yes", "no"] = _one(
         "yes", "Noise from the seed (no guarantee), or from the system.", "yes|no"
     )
@@ -413,10 +414,26 @@ class SweepConfig(BaseModel):
                 raise ValueError(f"{name} {getattr(self, name):g} has no effect with updates none; leave it out")
         if self.calibration == "paper" and set(self.mech) == {"none"}:
             raise ValueError("calibration paper has no effect with mech none; leave it out")
+        if self.noisy_training == "yes":
+            self._noisy_training_agrees()
         if self.calibration == "paper" and (self.total_epsilon or self.updates != "none" or self.noise == "once"):
             raise ValueError(
                 "calibration paper is PixelDP as published, for one release at a time; give epsilon, updates none and noise "
                 "fresh, or use calibration analytic"
+            )
+
+    def _noisy_training_agrees(self) -> None:
+        if self.calibration == "paper":
+            raise ValueError("noisy_training yes has no effect with calibration paper, which trains so; leave it out")
+        if not self.shares_activations or self.tail_steps == 0 or set(self.mech) == {"none"}:
+            raise ValueError(
+                "noisy_training yes belongs to private activation sharing, whose noise layer it is; use method asfl with mech "
+                "gaussian or laplace and tail_steps 1 or more"
+            )
+        if self.updates == "dp-sgd":
+            raise ValueError(
+                "noisy_training yes with updates dp-sgd: gradients of records would go through noise twice; use updates none or "
+                "noisy_training no"
             )
 
 

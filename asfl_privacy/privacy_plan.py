@@ -58,7 +58,7 @@ def plan_privacy(config: SweepConfig, target: Target, *, federation: Federation)
         updates=config.updates,
         update_multiplier=None if config.updates == "none" else 1.0,
         update_clip=config.update_clip,
-        noisy_training=config.calibration == "paper",
+        noisy_training=config.calibration == "paper" or config.noisy_training == "yes",
         reproducible=config.reproducible == "yes",
     )
     if draft.shares_activations and labels is not None:

@@ -374,10 +374,12 @@ OPTIONS = ("evaluate_on", "lr_schedule", "momentum", "weight_decay", *METHOD_OPT
 """Fields that a row names where they are not the default."""
 
 
-def options_in_words(config: SweepConfig) -> str | None:
+def options_in_words(config: SweepConfig, cell: Cell) -> str | None:
     """What is asked of local steps and methods beside the learning rate; None where nothing is."""
+    noised = cell.target is not None and METHODS[cell.method].shares
+    names = (*OPTIONS, "noisy_training") if noised else OPTIONS
     defaults = SweepConfig.model_fields
-    asked = [(name, getattr(config, name)) for name in OPTIONS if getattr(config, name) != defaults[name].default]
+    asked = [(name, getattr(config, name)) for name in names if getattr(config, name) != defaults[name].default]
     return (
         ", ".join(f"{name} {value}" if isinstance(value, str) else f"{name} {value:g}" for name, value in asked) or None
     )
@@ -400,7 +402,7 @@ def base_row(config: SweepConfig, cell: Cell) -> dict[str, object]:
         "tail_steps": config.tail_steps if shares else 0,
         "full_steps": config.full_steps if shares else config.tail_steps + config.full_steps,
         "lr": config.lr,
-        "options": options_in_words(config),
+        "options": options_in_words(config, cell),
     }
     target = cell.target
     if target is not None:

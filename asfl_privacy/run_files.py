@@ -28,6 +28,11 @@ from asfl_privacy.reporting import Row
 ROW_FILE, CONFIG_FILE, LEDGER_FILE, STATEMENT_FILE = "row.json", "config.toml", "ledger.json", "statement.md"
 STATEMENT_JSON_FILE = "statement.json"
 CHECKPOINT_FILE, METRICS_FILE, FAILURES_FILE = "checkpoint.safetensors", "metrics.csv", "failures.csv"
+NOISE_FIELDS = (
+    *("labels", "updates", "update_clip", "update_share", "filter", "planned_releases", "planned_steps"),
+    *("calibration", "noisy_training"),
+)
+"""Fields of a configuration that are refused where nothing is noised."""
 UNFINISHED = ".unfinished"
 """Ends the name of a folder in which a run is kept while it is under way."""
 
@@ -131,7 +136,9 @@ def run_config(config: SweepConfig, cell: Cell) -> SweepConfig:
     changes |= {"epsilon": (), "total_epsilon": (), "delta": ()}
     if cell.exchange_layer is not None:
         changes["exchange_layer"] = (cell.exchange_layer,)
-    if target is not None:
+    if target is None:
+        changes |= {name: SweepConfig.model_fields[name].default for name in NOISE_FIELDS}
+    else:
         changes |= {
             "epsilon": () if target.epsilon is None else (target.epsilon,),
             "total_epsilon": () if target.total_epsilon is None else (target.total_epsilon,),
@@ -142,6 +149,7 @@ def run_config(config: SweepConfig, cell: Cell) -> SweepConfig:
         }
         if target.placement == UPDATES_ONLY:  # what concerns activations alone has no meaning here
             changes |= {"placement": ("auto",), "labels": "clear", "own": "clean", "planned_releases": None}
+            changes |= {"noisy_training": "no"}
     return config.model_copy(update=changes)
 
 

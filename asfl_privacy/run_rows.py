@@ -14,7 +14,7 @@ from asfl_privacy.reporting import Row, read_rows
 from asfl_privacy.reporting.cells import run_name
 from asfl_privacy.reporting.records import Record, read_records
 from asfl_privacy.run import Run
-from asfl_privacy.run_files import CONFIG_FILE, LEDGER_FILE, METRICS_FILE, ROW_FILE
+from asfl_privacy.run_files import CONFIG_FILE, LEDGER_FILE, METRICS_FILE, NOISE_FIELDS, ROW_FILE
 from asfl_privacy.sweep import prepare_sweep
 from asfl_privacy.worker import failed_row, kept_record, run_folder
 
@@ -122,7 +122,8 @@ def _kept(folder: Path, config: SweepConfig, run: Run) -> Gathered:
     record = kept_record(folder, config=config, run=run)
     if record is None:
         raise ValueError(f"{folder} holds no finished run ({ROW_FILE} is missing); give a folder that train wrote")
-    unsaid = {name: getattr(config, name) for name in UNSAID}
+    says_nothing = () if record.row["mech"] != "none" else NOISE_FIELDS
+    unsaid = {name: getattr(config, name) for name in UNSAID if name not in says_nothing}
     return Gathered((record.row,), tuple(_evaluations(folder, record.row)), unsaid=unsaid)
 
 

@@ -91,6 +91,11 @@ def test_a_value_that_breaks_a_rule_is_refused_by_name(field, values):
         ({"mech": "laplace", "delta": "1e-5"}, "has no effect"),
         ({"tail_steps": 0, "full_steps": 0}, "train nothing"),
         ({"cohort": 30}, "cohort 30 must lie in 1 to 20"),
+        ({"noisy_training": "yes", "calibration": "paper", "epsilon": 4}, "has no effect with calibration paper"),
+        ({"noisy_training": "yes", "mech": "none"}, "belongs to private activation sharing"),
+        ({"noisy_training": "yes", "method": "fedavg"}, "belongs to private activation sharing"),
+        ({"noisy_training": "yes", "tail_steps": 0}, "belongs to private activation sharing"),
+        ({"noisy_training": "yes", "updates": "dp-sgd", "total_epsilon": 8}, "through noise twice"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(overrides, match):

@@ -13,7 +13,7 @@ from asfl_privacy.config import load_config
 from asfl_privacy.federated import METHODS
 from asfl_privacy.federated.methods.fedproto import FedProto
 from asfl_privacy.metrics import reproducible_part
-from asfl_privacy.run import Run, execute_run, prepare_run
+from asfl_privacy.run import Run, base_row, execute_run, prepare_run
 from asfl_privacy.run_files import run_config
 
 TINY = {
@@ -212,6 +212,37 @@ def test_a_protected_run_is_read_back_as_it_was_asked(cell):
     (found,) = [c for c in make_cells(again) if c.method == asked.method and c.target is not None]
     assert found == run.cell
     assert found.target.delta == 1e-7
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"epsilon": "4", "calibration": "paper"},
+        {"epsilon": "4", "noisy_training": "yes", "labels": "randomized:1"},
+        {"total_epsilon": "8", "filter": "individual", "planned_releases": "3"},
+        {"total_epsilon": "8", "updates": "dp-sgd", "update_clip": "2", "update_share": "0.3"},
+    ],
+)
+def test_every_run_of_a_private_sweep_is_read_back_from_its_own_configuration(asked):
+    """Catches: a reference without noise that still asks for what is refused beside mech none."""
+    config = load_config(None, overrides={**TINY, **asked})
+    cells = [replace(cell, exchange_layer=cell.exchange_layer and "conv2") for cell in make_cells(config)]
+    assert any(cell.target is None for cell in cells)
+    assert any(cell.target is not None for cell in cells)
+    for cell in cells:
+        kept = {name: value for name, value in run_config(config, cell).model_dump().items() if value is not None}
+        assert cell in make_cells(load_config(None, overrides=kept))
+
+
+def test_noise_in_training_stands_in_the_rows_of_private_runs_alone(digits):
+    """Catches: two cells taken for one, a reference that seems noised, and an option that reaches no client."""
+    asked = {"epsilon": "4", "noisy_training": "yes"}
+    config = load_config(None, overrides={**TINY, **asked})
+    options = {cell.mech: base_row(config, cell)["options"] for cell in make_cells(config)}
+    assert options == {"none": None, "gaussian": "noisy_training yes"}
+    noisy, quiet = outcome_of(digits, **asked).row, outcome_of(digits, epsilon="4").row
+    assert noisy["accuracy"] != quiet["accuracy"]
+    assert noisy["epsilon_total"] == quiet["epsilon_total"]
 
 
 def test_a_method_without_a_global_network_leaves_the_accuracy_blank(digits, tmp_path, monkeypatch):

@@ -130,6 +130,20 @@ def test_runs_that_differ_in_what_rows_do_not_hold_are_not_compared(sweep_folder
         gather([sweep_folder, tmp_path / "run"])
 
 
+def test_a_filter_and_a_reference_without_noise_are_compared(tmp_path):
+    """Catches: a difference in fields that say nothing of a run without noise."""
+    asked = {"mech": "gaussian", "total_epsilon": 20.0, "filter": "individual", "placement": "input", "seeds": 1}
+    config = SweepConfig(**{**CONFIG.model_dump(), **asked})
+    data = load_dataset("digits", root=tmp_path)
+    folders = []
+    for cell in make_cells(config):
+        folders.append(tmp_path / f"{cell.method}-{cell.mech}")
+        execute_run(config, prepare_run(config, cell, data=data), data=data, folder=folders[-1])
+    found = gather(folders)
+    assert {row["mech"] for row in found.rows} == {"none", "gaussian"}
+    assert found.unsaid["filter"] == "individual"
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no run, sweep or report"):
         gather([tmp_path])
