@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROFILES = HERE / "data"
 EXHIBIT_KEYS = frozenset({"exhibit", "measure", "title", "rates", "fields", "options"})
-PROFILE_KEYS = frozenset({"name", "fields", "lr", "layers", "toy"})
+PROFILE_KEYS = frozenset({"name", "fields", "lr", "layers", "toy", "options"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ def read_recipe(
         toy: Made-up data of the same shape, and the least of everything, to see that a recipe runs.
 
     Returns:
-        The recipe: texts `{layers}` and `{lr}` are the profile's, and `rates` are looked up.
+        The recipe: texts `{layers}`, `{lr}` and `{rounds}` are the profile's, its options for this exhibit win, and
+        `rates` are looked up.
 
     Raises:
         ValueError: Unknown names or keys, or rates that are not there.
@@ -64,10 +65,10 @@ def read_recipe(
     asked = _read(HERE / f"{exhibit}.toml", known=EXHIBIT_KEYS, what="exhibit")
     data = _read(PROFILES / f"{profile}.toml", known=PROFILE_KEYS, what="profile")
     fields = {**data["fields"], **asked.get("fields", {}), **changes}
-    options = dict(asked.get("options", {}))
+    options = {**asked.get("options", {}), **data.get("options", {}).get(exhibit, {})}
     if toy:
         fields, options = _toy(fields, options, data=data)
-    options = _filled(options, {"layers": data["layers"], "lr": data["lr"]})
+    options = _filled(options, {"layers": data["layers"], "lr": data["lr"], "rounds": fields["rounds"]})
     source = (
         rates if rates is not None else Path(str(asked["rates"]).format(profile=profile)) if "rates" in asked else None
     )
@@ -111,7 +112,7 @@ def _read(path: Path, *, known: frozenset[str], what: str) -> dict[str, Any]:
     return values
 
 
-def _filled(value: Any, names: Mapping[str, Sequence[Any]]) -> Any:  # noqa: ANN401 - whatever TOML holds
+def _filled(value: Any, names: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever TOML holds
     """The value with every text `{name}` replaced."""
     if isinstance(value, dict):
         return {key: _filled(one, names) for key, one in value.items()}
