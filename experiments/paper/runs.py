@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -22,11 +23,13 @@ from asfl_privacy.cli.one_cell import one_cell
 from asfl_privacy.config import SweepConfig, load_config
 from asfl_privacy.configured_data import load_data
 from asfl_privacy.data import Dataset
+from asfl_privacy.execution.child_processes import child_environment
 from asfl_privacy.reporting import Row, complete_row, write_atomic
 from asfl_privacy.reporting.cells import run_name
 from asfl_privacy.reporting.records import Record
 from asfl_privacy.run import prepare_run
 from asfl_privacy.run_rows import gather
+from asfl_privacy.signals import sigterm_as_interrupt
 from asfl_privacy.worker import run_cell
 
 KEPT_FILE = "runs.jsonl"
@@ -131,15 +134,16 @@ def open_runs(
     until = None if minutes is None else time.time() + 60.0 * minutes
     kept = {} if kept_in is None or not kept_in.is_file() else read_kept(kept_in)
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, _start, (list(sys.path),)) if workers else None
-    runs = Runs(folder, pool, until, kept)
-    try:
-        yield runs
-    finally:
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-        if kept_in is not None and runs.kept:
-            runs.save(kept_in)
+    with child_environment(), sigterm_as_interrupt():
+        pool = ProcessPoolExecutor(workers, spawn, _start, (list(sys.path),)) if workers else None
+        runs = Runs(folder, pool, until, kept)
+        try:
+            yield runs
+        finally:
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+            if kept_in is not None and runs.kept:
+                runs.save(kept_in)
 
 
 def read_kept(file: Path) -> dict[str, tuple[Row, Sequence[Record]]]:
@@ -196,6 +200,15 @@ def rows_there(started: Mapping[str, Future[Row]]) -> tuple[list[Row], list[str]
 def _start(path: list[str]) -> None:
     sys.path[:] = path  # a recipe's own data and networks are found as the parent finds them
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End where the parent was killed: what it queued would train on for nobody, beside the next command."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _train(config: SweepConfig, folder: Path, until: float | None) -> Row:
