@@ -38,7 +38,7 @@ def measure(fields: Mapping[str, Any], options: Mapping[str, Any], *, runs: Runs
     for one in asked:
         config_of(one)
     for one in sorted(asked, key=lambda one: int(one["seed"])):
-        name = ", ".join(f"{key} {value}" for key, value in one.items() if key not in fields)
+        name = ", ".join(f"{key} {value}" for key, value in one.items() if fields.get(key) != value)
         if name not in started:
             started[name] = runs.start(**one)
     rows, missing = rows_there(started)

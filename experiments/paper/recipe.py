@@ -161,7 +161,7 @@ def _toy(
     if "cells" in less:
         less["cells"] = [
             {
-                name: values[:2] if isinstance(values, list) else values
+                name: [1, 2] if name == "cohort" else values[:2] if isinstance(values, list) else values
                 for name, values in one.items()
                 if name != "seeds"
             }

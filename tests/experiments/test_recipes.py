@@ -1,12 +1,15 @@
 """Every recipe runs on every data set's shape at toy size, and its report is made anew from what lies beside it."""
 
 import json
+from concurrent.futures import Future
 
 import pytest
 
 from asfl_privacy.reporting.exhibits.folder import read_material, write_exhibit
 
 from .conftest import PAPER
+
+REPORT = PAPER.parents[1] / "reports" / "table1-fashion-mnist-03-quarter"
 
 EXHIBITS = sorted(path.stem for path in PAPER.glob("*.toml"))
 PROFILES = sorted(path.stem for path in (PAPER / "data").glob("*.toml"))
@@ -115,3 +118,23 @@ def test_bad_flags_are_one_line_and_nothing_is_trained(paper, flags, message, tm
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "r").exists()
+
+
+def test_cells_that_differ_in_a_field_of_all_runs_are_several(paper):
+    """Number exchanged on digits: FedAvg and five splits of 20 steps. Catches: the first cell taken for all of them."""
+
+    class Asked:
+        def __init__(self):
+            self.fields = []
+
+        def start(self, **fields):
+            self.fields.append(fields)
+            done = Future()
+            done.set_exception(paper("runs").OutOfTimeError())
+            return done
+
+    recipe, asked = paper("recipe").read_recipe("activations", "digits", changes={}, rates=REPORT), Asked()
+    found = paper("cells").measure(recipe.fields, recipe.options, runs=asked)
+    steps = [(one["method"], one["tail_steps"], one["full_steps"]) for one in asked.fields if one["seed"] == 0]
+    assert steps == [("fedavg", 10, 10), *(("asfl", tail, 20 - tail) for tail in (2, 6, 10, 14, 18))]
+    assert len(found.missing) == len(set(found.missing)) == len(asked.fields) == 18
