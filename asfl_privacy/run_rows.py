@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,7 +125,16 @@ def _kept(folder: Path, config: SweepConfig, run: Run) -> Gathered:
         raise ValueError(f"{folder} holds no finished run ({ROW_FILE} is missing); give a folder that train wrote")
     says_nothing = () if record.row["mech"] != "none" else NOISE_FIELDS
     unsaid = {name: getattr(config, name) for name in UNSAID if name not in says_nothing}
-    return Gathered((record.row,), tuple(_evaluations(folder, record.row)), unsaid=unsaid)
+    evaluations = _evaluations(folder, record.row)
+    last, accuracy = evaluations[-config.last_evaluations :], record.row["accuracy"]
+    if isinstance(accuracy, float) and last:
+        mean = math.fsum(float(one["accuracy"] or 0.0) for one in last) / len(last)
+        if not math.isclose(accuracy, mean, rel_tol=1e-9, abs_tol=1e-12):
+            raise ValueError(
+                f"{folder / ROW_FILE}: accuracy {accuracy} is not the mean of the last evaluations of {METRICS_FILE}, {mean}; "
+                "delete the run and train again"
+            )
+    return Gathered((record.row,), tuple(evaluations), unsaid=unsaid)
 
 
 def _evaluations(folder: Path, row: Row) -> list[Record]:

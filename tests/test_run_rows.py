@@ -98,6 +98,17 @@ def test_a_row_without_its_digests_is_refused(sweep_folder, tmp_path):
         gather([copy])
 
 
+def test_a_rows_accuracy_must_be_that_of_its_evaluations(sweep_folder, tmp_path):
+    """Catches: a better accuracy written into row.json, which holds no digest of itself."""
+    copy = tmp_path / "run"
+    shutil.copytree(next((sweep_folder / "cells").glob("0000-*")), copy)
+    stored = json.loads((copy / "row.json").read_text(encoding="utf-8"))
+    stored["row"]["accuracy"] += 0.01
+    (copy / "row.json").write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(ValueError, match="is not the mean of the last evaluations"):
+        gather([copy])
+
+
 def test_a_rows_epsilon_must_be_that_of_the_ledger_beside_it(tmp_path):
     """Catches: a smaller ε written into row.json, which holds no digest of itself; a ledger taken away."""
     config = CONFIG.model_copy(update={"mech": ("gaussian",), "epsilon": (4.0,), "seeds": 1})
