@@ -94,6 +94,10 @@ def tex_note(cells: Sequence[Cell]) -> str:
     found = [ROUNDED, *dict.fromkeys(radius_in_words(cell.settings["radius"], cell.settings["p"]) for cell in noised)]
     if len({(cell.settings["radius"], cell.settings["p"]) for cell in noised}) > 1:
         found.append("ε of different radii or norms are different promises.")
+    whole = [cell.largest("epsilon_whole_record") for cell in noised]
+    known = [value for value in whole if value is not None]
+    if len(known) == len(whole):
+        found.append(f"For any two records, however far apart, ε total is up to {bound(max(known))}.")
     found += ["Runs on the same data add up.", *not_covered(noised)]
     if any(cell.settings["calibration"] == "paper" for cell in noised):
         found.append("Calibration paper: the noise is PixelDP's, and ε is what it proves, not what was claimed.")
@@ -119,6 +123,7 @@ def promise_section(cells: Sequence[Cell]) -> Section:
     ]
     further = [column for column in varying_settings(noised) if column not in (*_SETTINGS, *_NOT_TWICE)]
     claims = any(cell.by_seed("epsilon_claimed") for cell in noised)
+    held_back = any(_held_back(cell) for cell in noised)
     return Section(
         title="What the noise promises",
         sentences=tuple(
@@ -129,6 +134,7 @@ def promise_section(cells: Sequence[Cell]) -> Section:
             "run",
             *(_BOUNDS[column] for column in bounds),
             *(("ε claimed, not proven",) if claims else ()),
+            *(("records held back, at most",) if held_back else ()),
             "noise sd",
             *(SETTING_NAMES[column] for column in (*_SETTINGS, *further)),
         ),
@@ -137,6 +143,7 @@ def promise_section(cells: Sequence[Cell]) -> Section:
                 cell_name(cell.settings),
                 *(bound(cell.largest(column)) for column in bounds),
                 *((nearest(cell.largest("epsilon_claimed")),) if claims else ()),
+                *((str(_held_back(cell)),) if held_back else ()),
                 nearest(cell.largest("noise_stddev")),
                 *(exact(cell.settings[column]) for column in (*_SETTINGS, *further)),
             )
@@ -146,6 +153,11 @@ def promise_section(cells: Sequence[Cell]) -> Section:
         figure=None,
         alt="",
     )
+
+
+def _held_back(cell: Cell) -> int:
+    """The most records of a run that had spent their budget before it ended."""
+    return int(max(cell.by_seed("held_back").values(), default=0))
 
 
 def _has(cells: Sequence[Cell], column: str, *values: Value) -> bool:

@@ -145,6 +145,19 @@ def test_what_was_not_recorded_counts_as_in_the_clear(clean, noised):
     assert "without clipping or noise;" in shown.note
 
 
+def test_records_held_back_and_any_two_records_are_spoken_of(clean, noised):
+    """Catches: a filter's cost left out, the mean over seeds, a table that travels alone with the ε at R only."""
+    rows = noised(held_back=0, epsilon_whole_record=50.0)
+    rows[0] |= {"held_back": 7, "epsilon_whole_record": 70.004}
+    shown = privacy_exhibit(material(clean + rows))
+    promise = shown.sections[-1]
+    assert [line[promise.headings.index("records held back, at most")] for line in promise.lines].count("7") == 1
+    assert "For any two records, however far apart, ε total is up to 70.01." in shown.note
+    quiet = privacy_exhibit(material(clean + noised(held_back=0, epsilon_whole_record=None)))
+    assert "records held back, at most" not in quiet.sections[-1].headings
+    assert "However far apart".lower() not in quiet.note
+
+
 def test_a_claim_that_is_not_proven_has_a_column_of_its_own(clean, noised):
     rows = noised(calibration="paper", epsilon_claimed=0.5)
     promise = privacy_exhibit(material(clean + rows)).sections[-1]
