@@ -219,6 +219,7 @@ def _tuning_section(trials: Sequence[Record]) -> Section:
 
 
 def _findings(ordered: Sequence[Cell], baseline: Cell) -> tuple[str, ...]:
+    """ASFL's place, its difference to FedAvg, and every method that is ahead of it, or the next one."""
     asfl = next((cell for cell in ordered if cell.settings["method"] == "asfl"), None)
     if asfl is None:
         return ()
@@ -236,13 +237,11 @@ def _findings(ordered: Sequence[Cell], baseline: Cell) -> tuple[str, ...]:
             else "not distinguishable from FedAvg at that confidence"
         )
         findings.append(f"{text}: {verdict}.")
-    better = [
-        (cell, found)
-        for cell in ordered
-        if cell is not asfl and (found := paired_difference(cell.accuracy_by_seed, asfl.accuracy_by_seed)) is not None
-    ]
-    for cell, found in better:
-        if found.mean > 0:
+    others = [cell for cell in ordered if cell is not asfl and cell is not baseline]
+    for cell in others:
+        found = paired_difference(cell.accuracy_by_seed, asfl.accuracy_by_seed)
+        is_next = place == 1 and cell is others[0]
+        if found is not None and (found.mean > 0 or is_next):
             findings.append(
                 f"{_name(cell)} is {100 * found.mean:+.1f} points from ASFL over {found.pairs} paired seeds"
                 + (f", 95 % interval {interval(found)}." if found.pairs > 1 else ".")

@@ -57,6 +57,7 @@ def test_findings_say_the_place_and_whether_the_interval_leaves_out_nothing():
     found = methods_exhibit(Material(info=INFO, rows=three_methods())).findings
     assert found[0].startswith("ASFL is number 1 of 3")
     assert found[1].endswith("over 3 paired seeds, 95 % interval +5.0 to +5.0: above.")
+    assert found[2:] == ("SCAFFOLD is -15.5 points from ASFL over 2 paired seeds, 95 % interval -21.9 to -9.1.",)
     rows = [run("fedavg", 0, 0.8), run("fedavg", 1, 0.8), run("asfl", 0, 0.7), run("asfl", 1, 0.95)]
     unsure = methods_exhibit(Material(info=INFO, rows=rows)).findings[1]
     assert "+2.5 points" in unsure
