@@ -17,7 +17,7 @@ from asfl_privacy.reporting.display import Display, varying_settings
 from asfl_privacy.reporting.drawing import INK, draw
 from asfl_privacy.reporting.exhibits.exhibit import Exhibit, Material
 from asfl_privacy.reporting.exhibits.methods import interval
-from asfl_privacy.reporting.numerals import BLANK, exact, nearest, spread
+from asfl_privacy.reporting.numerals import BLANK, bound, exact, nearest, spread
 from asfl_privacy.reporting.records import Record
 from asfl_privacy.reporting.section import Section
 from asfl_privacy.reporting.words import SETTING_NAMES
@@ -241,7 +241,8 @@ def _line(layer: Layer, panel: Panel, varying: Sequence[str]) -> tuple[str, ...]
 
 
 def _share(value: float | None) -> str:
-    return BLANK if value is None else nearest(value)
+    """Rounded up, so that what is above a half does not read as a half."""
+    return BLANK if value is None else bound(value)
 
 
 def _per_cent(cell: Cell) -> list[float]:

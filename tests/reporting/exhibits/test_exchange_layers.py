@@ -65,11 +65,22 @@ def test_shares_and_differences_are_those_of_hand_work(rows, fedavg):
     assert [one["MB of activations and labels"] for one in by_name.values()] == ["10", "5", "1.9"]
     assert [one["share of the largest"] for one in by_name.values()] == ["1", "0.5", "0.19"]
     assert [one["MB with the model's"] for one in by_name.values()] == ["12", "7", "3.9"]
-    assert [one["share of the largest of these"] for one in by_name.values()] == ["1", "0.5833", "0.325"]
+    assert [one["share of the largest of these"] for one in by_name.values()] == ["1", "0.5834", "0.325"]
     assert [one["points above the best layer"] for one in by_name.values()] == ["best", "-0.5", "-1.0"]
     assert by_name["fc1"]["95 % interval"] == "-1.0 to -1.0"
     assert by_name["conv2"]["points above FedAvg"] == "+1.5"
     assert [one["automatic"] for one in by_name.values()] == ["no", "no", "yes"]
+
+
+def test_a_share_just_above_a_half_does_not_read_as_a_half(rows):
+    """Catches: a claim at no more than 0.5 of the bytes that fails at 0.5."""
+    made = rows()
+    for row in made:
+        row["bytes_activations"] = {"conv1": 9_000_000, "conv2": 4_000_100, "fc1": 10_000}[row["exchange_layer"]]
+    exhibit = shown(made, layers("conv2"))
+    (verdict,) = [one for one in exhibit.findings if "counting bytes of activations and labels" in one]
+    assert "does not hold" in verdict
+    assert "0.5001 of the bytes of conv1" in verdict
 
 
 @pytest.mark.parametrize(
