@@ -80,6 +80,7 @@ class BreakEven:
         difference: To the reference at `epsilon`.
         first: The smallest ε per release at which it holds at all.
         fails_last: The largest ε per release at which it does not hold.
+        failed_runs: How many runs failed there, each of which counts as not above.
         measured: All ε per release, growing.
         reason: Why there is none; empty where there is one.
     """
@@ -89,6 +90,7 @@ class BreakEven:
     difference: Difference | None
     first: float | None
     fails_last: float | None
+    failed_runs: int
     measured: tuple[float, ...]
     reason: str
 
@@ -158,6 +160,7 @@ def break_even(
         difference=min((difference for _, difference in at), key=lambda one: one.low, default=None),
         first=place.holds_first,
         fails_last=place.fails_last,
+        failed_runs=sum(len(cell.failed) for epsilon, cell, _ in found if epsilon == place.fails_last),
         measured=tuple(sorted({epsilon for epsilon, _ in steps})),
         reason="" if place.holds_from is not None else _reason(found, reference, without_noise, confidence),
     )

@@ -222,6 +222,9 @@ def _break_even_text(place: BreakEven) -> str:
         f"ε per release {bound(place.epsilon)}, ε total {bound(place.epsilon_total)}: from there to {largest}, the largest "
         f"measured, it is above FedAvg with 95 % confidence (at break-even: {_gain(place.difference)})."
     )
+    if place.fails_last is not None and place.failed_runs:
+        runs = f"{place.failed_runs} run{'' if place.failed_runs == 1 else 's'}"
+        text += f" At ε per release {bound(place.fails_last)} {runs} failed, which counts as not above."
     if place.is_censored:
         text += " It is the smallest ε measured: the true break-even may lie lower."
     if not place.is_monotone and place.first is not None:

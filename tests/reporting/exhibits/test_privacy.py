@@ -95,6 +95,19 @@ def test_break_even_is_stated_per_release_and_in_total_for_each_way_of_drawing(c
     assert "+3.0 points over 3 paired seeds, 95 % interval +0.5 to +5.5" in fresh
 
 
+def test_a_failed_run_that_moves_the_break_even_is_named(clean, noised):
+    """Three runs above at ε = 4 and one that diverged. Catches: an ε whose interval is above 0 passed over in silence."""
+    better = {row["seed"]: row["accuracy"] + 0.03 for row in noised() if row["target_epsilon"] == 4.0}
+    rows = [row | {"accuracy": better[row["seed"]]} if row["target_epsilon"] == 4.0 else row for row in noised()]
+    lost = {**rows[3], "seed": 3, "status": "failed: training diverged", "accuracy": None, "epsilon_release": None}
+    (silent,) = [x for x in privacy_exhibit(material(clean + rows)).findings if x.startswith("Break-even")]
+    (named,) = [x for x in privacy_exhibit(material([*clean, *rows, lost])).findings if x.startswith("Break-even")]
+    assert "ε per release 4, " in silent
+    assert "failed" not in silent
+    assert "ε per release 16, " in named
+    assert "At ε per release 4 1 run failed, which counts as not above." in named
+
+
 def test_methods_are_beaten_by_the_mean_over_common_seeds(clean, noised):
     """A method with one lucky seed more. Catches: means over different seeds, counting ASFL among the others."""
     lucky = {**clean[-1], "seed": 7, "accuracy": 0.99}
