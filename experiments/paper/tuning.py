@@ -22,7 +22,8 @@ class Grid:
     """What is tried.
 
     Attributes:
-        lr: Learning rates, rising, in a geometric series; where the best of them is an end, the series goes on there.
+        lr: Learning rates, rising, in a geometric series; where the best of them is an end, the series goes on there, and
+            downward where all of them failed.
         options: Values of single methods' own fields, by method and field, each tried at the learning rate found.
         seeds: Seeds a point.
         widenings: How often the series may go on.
@@ -90,7 +91,8 @@ def tune(
         trials = accuracies(method, grid.lr, [{}])
         for _ in range(grid.widenings):
             lrs = sorted(one.lr for one in trials)
-            further = _beyond(lrs, best=_best(trials, method).lr)
+            all_failed = all(one.accuracy is None for one in trials)
+            further = _beyond(lrs, best=lrs[0] if all_failed else _best(trials, method).lr)
             if further is None:
                 break
             trials += accuracies(method, [further], [{}])

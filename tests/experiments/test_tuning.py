@@ -56,6 +56,13 @@ def test_the_grid_goes_on_where_its_end_is_the_best_and_stops_inside(paper):
     assert sorted(one.lr for one in trials) == [0.025, 0.05, 0.1, 0.2, 0.4]
 
 
+def test_the_grid_goes_down_where_every_rate_of_it_failed(paper):
+    """SCAFFOLD may diverge where others do not. Catches: hours of other methods lost with it."""
+    chosen, trials, _ = tune(paper, ["scaffold"], lambda asked: None if asked["lr"] > 0.03 else asked["lr"])
+    assert chosen["scaffold"].lr == 0.025
+    assert sorted(one.lr for one in trials) == [0.0125, 0.025, 0.05, 0.1, 0.2, 0.4]
+
+
 def test_an_option_is_tuned_at_the_rate_found_and_kept_only_where_it_helps(paper):
     grids = {"scaffold": {"server_lr": (0.5, 2.0)}}
 
