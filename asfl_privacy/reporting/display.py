@@ -75,9 +75,15 @@ def display_table(cells: Sequence[Cell]) -> Display:
 def varying_settings(cells: Sequence[Cell]) -> list[str]:
     """Settings with more than one value among the cells where they have a meaning, method and mechanism apart.
 
-    Steps are compared among the cells that share activations: the others run τ'+τ full steps by design.
+    Steps are compared among the cells that share activations: the others run τ'+τ full steps by design. No options is a
+    choice of its own beside cells of the same method and mechanism that have some.
     """
-    return [column for column in SETTINGS if column not in ("method", "mech") and len(set(_values(cells, column))) > 1]
+    found = {column for column in SETTINGS if len(set(_values(cells, column))) > 1}
+    asked: dict[tuple[Value, Value], set[Value]] = {}
+    for cell in cells:
+        asked.setdefault((cell.settings["method"], cell.settings["mech"]), set()).add(cell.settings["options"])
+    found |= {"options"} if any(len(values) > 1 for values in asked.values()) else set()
+    return [column for column in SETTINGS if column not in ("method", "mech") and column in found]
 
 
 def _values(cells: Sequence[Cell], column: str) -> list[Value]:

@@ -111,12 +111,15 @@ BATCHED = [name for name in SETTINGS if name not in ("dp-sgd", "PixelDP's traini
 
 @pytest.mark.parametrize(("method", "setting"), pairs(STACKED, BATCHED))
 def test_batched_is_the_serial_run_but_for_rounding_in_float32(digits, method, setting):
-    """Five rounds, 1e-5 relative to each tensor's norm; draws, charges and bytes are the same."""
+    """Five rounds, 1e-5 relative to each tensor's norm; draws, charges and bytes are the same.
+
+    Methods with a memory carry a ReLU that flips within rounding of 0, which moves a weight by up to 1e-4, from round to
+    round; what they compute is held to 1e-12 in float64 below.
+    """
     rounds = {} if setting == "a filter, own as released" else {"rounds": 5}
     serial, batched = (a_run(digits, method, setting, name, **rounds) for name in ("serial", "batched"))
-    assert_close(
-        serial, batched, tolerance=3e-5 if method.startswith("fedvarp") else 1e-5
-    )  # its step is a sum of three
+    remembers = method.partition("+")[0] in ("scaffold", "fedpvr", "fedvarp")
+    assert_close(serial, batched, tolerance=1e-4 if remembers else 1e-5)
     if setting == "noise at the exchange":  # the bound follows the head to its last digit
         assert serial.ledger.counts == batched.ledger.counts
         spent = [one.ledger.epsilon(delta=1e-5, distance=math.inf).high for one in (serial, batched)]

@@ -122,6 +122,18 @@ def test_two_cells_in_one_place_are_refused(by_layer):
         shown(by_layer, series=3)
 
 
+def test_an_option_beside_none_makes_a_line_and_a_column_of_its_own(by_layer):
+    """Noise in training or not. Catches: no option taken for an option unknown, so that both stand in one place."""
+    plain = [row for row in by_layer if (row["own"], row["exchange_layer"]) == ("clean", "conv1")]
+    rows = plain + [{**row, "options": "noisy_training yes", "accuracy": row["accuracy"] - 0.05} for row in plain]
+    found = places(picture_of(gather_cells(rows), x="target_epsilon", series=None))
+    name = "ASFL, Gaussian, steps and method noisy_training yes"
+    assert set(found) == {"ASFL, Gaussian", name}
+    assert found[name][0] == (1.0, pytest.approx((66.0,) * 3))
+    table = shown(rows).table
+    assert {line[table.headings.index("steps and method")] for line in table.lines} == {"—", "noisy_training yes"}
+
+
 def test_a_radius_of_any_stands_last_on_an_axis_of_names(gaussian):
     rows = [gaussian(radius=radius, accuracy=0.5) for radius in ("any", 2.0, 0.5)]
     picture = picture_of(gather_cells(rows), x="radius", series=None)
